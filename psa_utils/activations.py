@@ -1,0 +1,115 @@
+"""Difference vectors d_i = h_l(prompt, matching answer) - h_l(prompt, other answer), the raw material of steering.
+
+h_l is the output of decoder block l (0-based) at the answer's read token (paper, Section 3).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from . import packing
+from .data import DataError, Item
+from .models import LM
+
+
+def differences(
+    lm: LM,
+    pairs: Sequence[Item],
+    *,
+    layers: Sequence[int],
+    fmt: str = "text",
+    template: str = "chat",
+    batch_tokens: int = 2048,
+) -> np.ndarray:
+    """Activation differences of contrastive pairs, float32 (n, k, d).
+
+    What else is in a batch does not matter: padding is masked and every pair has its own positions.
+
+    Raises:
+        ValueError: no pairs, or layers out of range.
+        DataError: pairs longer than the model's context, or activations that are not finite.
+
+    Example: ``differences(lm, data.load_items("mini", "refusal", "train"), layers=[10, 11])``.
+    """
+    chosen = lm.check_layers(layers)
+    if not pairs:
+        raise ValueError("pairs is empty; give at least one contrastive pair")
+    rows = packing.rows_of(lm, pairs, fmt, template=template)
+    result = np.empty((len(pairs), len(chosen), lm.width), np.float32)
+    with tqdm(total=len(pairs), desc="pairs", disable=None, leave=False) as bar:
+        for index in packing.batches(rows, batch_tokens):
+            result[index] = _differences(lm, [rows[i] for i in index], chosen, fmt)
+            bar.update(len(index))
+    _finite(result, lm)
+    return result
+
+
+def read_tokens(
+    lm: LM, pairs: Sequence[Item], *, fmt: str = "text", template: str = "chat"
+) -> list[dict[str, str]]:
+    """Show, for both answers of each pair, the token that is read and the text just before it."""
+    shown = []
+    for row in packing.rows_of(lm, pairs, fmt, template=template):
+        tokens = [*row.prompt, *(t for answer in row.answers for t in answer)]
+        first, second = (packing.read_column(lm, row, a, fmt) for a in (0, 1))
+        decode = lm.tokenizer.decode
+        shown.append(
+            {
+                "matching ends": decode(tokens[max(first - 5, 0) : first]),
+                "read": decode([tokens[first]]),
+                "other ends": decode(tokens[max(second - 5, row.span(1).start) : second]),
+                "read (other)": decode([tokens[second]]),
+            }
+        )
+    return shown
+
+
+@torch.inference_mode()
+def _differences(lm: LM, rows: Sequence[packing.Row], layers: tuple[int, ...], fmt: str) -> np.ndarray:
+    batch = packing.pack(rows)
+    with _recording(lm, layers) as hidden:
+        lm.forward_hidden(batch.ids, batch.allowed, batch.positions)
+    columns = torch.tensor([[packing.read_column(lm, row, a, fmt) for a in (0, 1)] for row in rows])
+    b = torch.arange(len(rows))
+    read = [[hidden[layer][b, columns[:, a].to(b)] for layer in layers] for a in (0, 1)]
+    matching, other = (torch.stack([h.float().cpu() for h in side], 1) for side in read)
+    return (matching - other).numpy()
+
+
+class _Enough(Exception):
+    """Ends a forward pass after the last block that is read."""
+
+
+@contextmanager
+def _recording(lm: LM, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect the outputs of ``layers``; the body's forward pass ends after the last of them."""
+    hidden: dict[int, Tensor] = {}
+
+    def record(layer: int, output: Tensor | tuple) -> None:
+        hidden[layer] = output[0] if isinstance(output, tuple) else output
+        if layer == max(layers):
+            raise _Enough
+
+    handles = [
+        lm.blocks[layer].register_forward_hook(lambda _m, _i, out, layer=layer: record(layer, out))
+        for layer in layers
+    ]
+    try:
+        yield hidden
+    except _Enough:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _finite(result: np.ndarray, lm: LM) -> None:
+    if bad := np.flatnonzero(~np.isfinite(result).all(axis=(1, 2))).tolist():
+        raise DataError(
+            f"activations of {lm.name} are not finite for item(s) {[i + 1 for i in bad[:10]]}"
+            f"{' ...' if len(bad) > 10 else ''}; load the model in float32 or drop these items"
+        )

@@ -1,0 +1,111 @@
+"""Profiles: every difference between a smoke test, a laptop run and the paper's scale is one TOML file."""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+from . import paths
+
+BEHAVIOURS = (
+    "sycophancy",
+    "hallucination",
+    "refusal",
+    "survival-instinct",
+    "myopic-reward",
+    "coordinate-other-ais",
+    "corrigible-neutral-HHH",
+)
+FORMATS = ("text", "letter")
+RECIPES = ("matched", "paper")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one run computes. Field by field, as in ``psa_utils/profiles/<name>.toml``."""
+
+    name: str
+    title: str
+    """One line for the notebooks."""
+    model: str
+    """Anything :func:`psa_utils.models.load` takes."""
+    data: str
+    """``mini`` (shipped) or ``caa`` (downloaded)."""
+    layers: tuple[int, ...]
+    """0-based decoder blocks that are read and steered."""
+    multiplier: float
+    """Steering strength in the units of ``recipe``."""
+    revision: str | None = None
+    """Commit of a hub model."""
+    formats: tuple[str, ...] = ("text",)
+    """Answer formats, the first one is the main one."""
+    behaviours: tuple[str, ...] = BEHAVIOURS
+    recipe: str = "matched"
+    """``matched``: every vector has the same public norm per layer; ``paper``: as published."""
+    template: str = "chat"
+    """``chat``: the tokenizer's own; ``llama2``: the paper's hand-written prompt."""
+    sigma: float = 0.02
+    """Noise standard deviation of PSA, in units of the clip (Algorithm 1)."""
+    clip_quantile: float = 0.5
+    """The clip C_l is this quantile of the norms of the public pairs' differences."""
+    noise_seeds: int = 5
+    n_train: int | None = None
+    """Use the first so many training pairs (all if None)."""
+    n_test: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    batch_tokens: int = 2048
+    """Tokens in one forward pass, padding included."""
+    bootstrap: int = 2000
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def available() -> list[str]:
+    """Names of the shipped profiles.
+
+    >>> "laptop" in available()
+    True
+    """
+    return sorted(p.stem for p in paths.SHARED_PROFILES.glob("*.toml"))
+
+
+def load_profile(name: str, **overrides: Any) -> Profile:
+    """Read a shipped profile; keyword arguments replace single fields.
+
+    Raises:
+        ValueError: unknown profile, unknown field or impossible value; the message names the choices.
+
+    >>> load_profile("laptop", sigma=0.01).sigma
+    0.01
+    """
+    if name not in available():
+        raise ValueError(f"profile={name!r} is unknown; choose one of {', '.join(available())}")
+    with (paths.SHARED_PROFILES / f"{name}.toml").open("rb") as file:
+        values = {"name": name, **tomllib.load(file), **overrides}
+    known = {field.name for field in dataclasses.fields(Profile)}
+    if unknown := sorted(set(values) - known):
+        raise ValueError(f"profile {name!r} has unknown field(s) {unknown}; known are {sorted(known)}")
+    return Profile(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def _check(p: Profile) -> None:
+    rules = {
+        "data": p.data in ("mini", "caa"),
+        "recipe": p.recipe in RECIPES,
+        "formats": bool(p.formats) and set(p.formats) <= set(FORMATS),
+        "behaviours": bool(p.behaviours) and set(p.behaviours) <= set(BEHAVIOURS),
+        "layers": bool(p.layers) and len(set(p.layers)) == len(p.layers) and min(p.layers) >= 0,
+        "sigma": p.sigma > 0,
+        "clip_quantile": 0 < p.clip_quantile <= 1,
+        "noise_seeds": p.noise_seeds >= 1,
+        "batch_tokens": p.batch_tokens >= 1,
+        "n_train": p.n_train is None or p.n_train >= 2,
+        "n_test": p.n_test is None or p.n_test >= 2,
+    }
+    for field, good in rules.items():
+        if not good:
+            raise ValueError(
+                f"profile {p.name!r}: {field}={getattr(p, field)!r} is not possible; see psa_utils/config.py"
+            )

@@ -1,0 +1,74 @@
+"""Every path of the project, anchored on this file so that any working directory will do."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent
+NOTEBOOKS = ROOT / "notebooks"
+MINI = PACKAGE / "mini"
+SHARED_PROFILES = PACKAGE / "profiles"
+
+
+def out() -> Path:
+    """Where results, figures and tables go: ``PSA_OUT``, else the repository."""
+    return Path(os.environ.get("PSA_OUT") or ROOT).resolve()
+
+
+def results(profile: str, stage: str) -> Path:
+    """Folder of intermediate results of one notebook, e.g. ``results/laptop/01_extract``."""
+    return out() / "results" / profile / stage
+
+
+def figures(profile: str) -> Path:
+    """Folder of a profile's figures."""
+    return out() / "figures" / profile
+
+
+def tables(profile: str) -> Path:
+    """Folder of a profile's tables."""
+    return out() / "tables" / profile
+
+
+def cache() -> Path:
+    """Folder for downloads and converted models: ``PSA_CACHE_DIR``, else the platform's cache directory."""
+    return Path(os.environ.get("PSA_CACHE_DIR") or platformdirs.user_cache_dir("psa_utils"))
+
+
+def require(path: Path, made_by: str) -> Path:
+    """Return ``path`` if it exists.
+
+    Raises:
+        FileNotFoundError: names the command that makes the file.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist yet; it is made by `{made_by}`")
+    return path
+
+
+@contextmanager
+def atomic(target: Path) -> Iterator[Path]:
+    """Yield a temporary name beside ``target``; rename it to ``target`` only if the body succeeds.
+
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "a.txt"
+    >>> with atomic(target) as tmp:
+    ...     _ = tmp.write_text("whole or not at all")
+    >>> target.read_text(), len(list(target.parent.iterdir()))
+    ('whole or not at all', 1)
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.stem}.", suffix=target.suffix, dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,54 @@
+"""Steering vectors on disk: one safetensors file with the tensors and a record of where they came from."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from . import paths
+
+RECORD = "psa_record"
+
+
+@dataclass(frozen=True, eq=False)
+class SteeringVectors:
+    """Vectors (k, d) for k decoder blocks (0-based), float32, with a JSON-able record."""
+
+    layers: tuple[int, ...]
+    values: np.ndarray
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(map(int, self.layers)))
+        object.__setattr__(self, "values", np.asarray(self.values, np.float32))
+        if self.values.ndim != 2 or len(self.values) != len(self.layers):
+            raise ValueError(f"values has shape {self.values.shape}; it must be ({len(self.layers)} layers, d)")
+        if not np.isfinite(self.values).all():
+            raise ValueError("values holds numbers that are not finite; steering with them would break the model")
+
+    def save(self, path: Path) -> None:
+        """Write the file whole or not at all."""
+        tensors = {f"layer.{layer}": row for layer, row in zip(self.layers, self.values, strict=True)}
+        with paths.atomic(path) as temporary:
+            save_file(tensors, temporary, metadata={RECORD: json.dumps(dict(self.record), sort_keys=True)})
+
+    @classmethod
+    def load(cls, path: Path) -> "SteeringVectors":
+        """Read a file written by :meth:`save`.
+
+        Raises:
+            ValueError: truncated, or not a steering-vector file.
+        """
+        try:
+            with safe_open(path, framework="numpy") as file:
+                record = json.loads((file.metadata() or {})[RECORD])
+                named = {int(name.removeprefix("layer.")): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(f"{path} is no whole steering-vector file ({error}); make it again") from error
+        layers: Sequence[int] = sorted(named)
+        return cls(tuple(layers), np.stack([named[layer] for layer in layers]), record)

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from psa_utils import evaluate, steering
+from psa_utils.vectors import SteeringVectors
+from tests import reference
+
+
+@pytest.mark.parametrize("fmt", ["text", "letter"])
+def test_scores_equal_plain_path(any_lm, items, fmt):
+    ours = evaluate.score(any_lm, items, fmt=fmt)
+    for item, row in zip(items, ours.itertuples(), strict=True):
+        assert row.logp_matching == pytest.approx(reference.log_probability(any_lm, item, item.matching, fmt), abs=1e-3)
+        assert row.logp_other == pytest.approx(reference.log_probability(any_lm, item, item.other, fmt), abs=1e-3)
+
+
+def test_steered_scores_equal_plain_path_whatever_the_batch(lm, items):
+    vectors = SteeringVectors((1, 2), np.random.default_rng(0).normal(size=(2, lm.width)))
+    with steering.apply(lm, vectors):
+        together = evaluate.score(lm, items)
+        single = evaluate.score(lm, items, batch_tokens=1)
+        plain = [reference.log_probability(lm, item, item.matching, "text") for item in items]
+    np.testing.assert_allclose(together.logp_matching, single.logp_matching, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(together.logp_matching, plain, atol=1e-4, rtol=1e-4)
+    assert np.abs(together.logp_matching - evaluate.score(lm, items).logp_matching).max() > 0.01
+
+
+def test_preferences_by_hand():
+    logp = np.log([[0.2, 0.1], [0.01, 0.3], [0.25, 0.25]])
+    tokens = np.array([[1, 2], [2, 1], [1, 1]])
+    letter = evaluate.preferences(logp, tokens, "letter")
+    np.testing.assert_allclose(letter.probability, [2 / 3, 0.01 / 0.31, 0.5])
+    assert letter.accuracy.tolist() == [1.0, 0.0, 0.5]
+    text = evaluate.preferences(logp, tokens, "text")
+    per_token = np.array([[0.2, 0.1**0.5], [0.1, 0.3], [0.25, 0.25]])
+    np.testing.assert_allclose(text.probability, per_token[:, 0] / per_token.sum(1))
+    assert text.accuracy.tolist() == [0.0, 0.0, 0.5]
+    np.testing.assert_allclose(text.probability_sum, letter.probability)
+
+
+def test_text_log_probability(llama):
+    text = "The kettle is on and the bread is in the oven."
+    ids = llama.encode_answer(text)
+    import torch
+
+    logp = llama.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    plain = logp[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean().item()
+    assert evaluate.text_log_probability(llama, [text, "Short one."])[0] == pytest.approx(plain, abs=1e-4)
+
+
+def test_no_items(llama):
+    with pytest.raises(ValueError, match="items is empty"):
+        evaluate.score(llama, [])
