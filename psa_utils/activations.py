@@ -48,9 +48,7 @@ def differences(
     return result
 
 
-def read_tokens(
-    lm: LM, pairs: Sequence[Item], *, fmt: str = "text", template: str = "chat"
-) -> list[dict[str, str]]:
+def read_tokens(lm: LM, pairs: Sequence[Item], *, fmt: str = "text", template: str = "chat") -> list[dict[str, str]]:
     """Show, for both answers of each pair, the token that is read and the text just before it."""
     shown = []
     for row in packing.rows_of(lm, pairs, fmt, template=template):
@@ -95,8 +93,7 @@ def _recording(lm: LM, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
             raise _Enough
 
     handles = [
-        lm.blocks[layer].register_forward_hook(lambda _m, _i, out, layer=layer: record(layer, out))
-        for layer in layers
+        lm.blocks[layer].register_forward_hook(lambda _m, _i, out, layer=layer: record(layer, out)) for layer in layers
     ]
     try:
         yield hidden

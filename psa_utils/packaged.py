@@ -45,7 +45,7 @@ def smollm2() -> Path:
 
 def tiny_random() -> Path:
     """Folder with a random two-head Llama and a tokenizer trained on the shipped benchmark."""
-    return _build("tiny-random", "1", _make_tiny)
+    return _build("tiny-random", hashlib.sha256("".join(_shipped_texts()).encode()).hexdigest(), _make_tiny)
 
 
 PACKAGED: dict[str, Callable[[], Path]] = {"smollm2-135m": smollm2, "tiny-random": tiny_random}
@@ -132,6 +132,10 @@ def read_gguf(file: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrain
     return model, AutoTokenizer.from_pretrained(source, gguf_file=name)
 
 
+def _shipped_texts() -> list[str]:
+    return [file.read_text() for file in sorted(paths.MINI.rglob("*.json"))]
+
+
 def _make_tiny(folder: Path) -> None:
     tokenizer = train_tokenizer()
     torch_seed = torch.random.get_rng_state()
@@ -163,9 +167,8 @@ def train_tokenizer(vocabulary: int = 1000) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    texts = [file.read_text() for file in sorted(paths.MINI.rglob("*.json"))]
     backend.train_from_iterator(
-        texts,
+        _shipped_texts(),
         trainers.BpeTrainer(
             vocab_size=vocabulary,
             special_tokens=special,

@@ -21,9 +21,7 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def mean_interval(
-    values: np.ndarray, *, rng: np.random.Generator, draws: int = 2000, level: float = 0.95
-) -> Interval:
+def mean_interval(values: np.ndarray, *, rng: np.random.Generator, draws: int = 2000, level: float = 0.95) -> Interval:
     """Mean of ``values`` (items,) or (items, seeds) with a bootstrap percentile interval.
 
     Items and seeds are redrawn independently (crossed random effects), because every seed is scored on the same

@@ -1,5 +1,6 @@
 """Steering vectors on disk: one safetensors file with the tensors and a record of where they came from."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ class SteeringVectors:
             raise ValueError(f"values has shape {self.values.shape}; it must be ({len(self.layers)} layers, d)")
         if not np.isfinite(self.values).all():
             raise ValueError("values holds numbers that are not finite; steering with them would break the model")
+
+    def digest(self) -> str:
+        """SHA-256 of layers and values."""
+        return hashlib.sha256(repr(self.layers).encode() + self.values.tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write the file whole or not at all."""

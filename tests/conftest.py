@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
@@ -13,7 +14,6 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers import AutoModelForCausalLM as Auto
 
 from psa_utils import data, packaged
 from psa_utils.models import LM

@@ -45,7 +45,9 @@ def test_generate_is_exact_from_the_first_token(lm, vectors, prompt, use_cache):
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "use_cache": use_cache}
     mask = torch.ones_like(prompt)
     with steering.apply(lm, vectors, multiplier=3.0):
-        out = lm.model.generate(prompt, attention_mask=mask, output_logits=True, return_dict_in_generate=True, **options)
+        out = lm.model.generate(
+            prompt, attention_mask=mask, output_logits=True, return_dict_in_generate=True, **options
+        )
     for step, logits in enumerate(out.logits):
         expected = manual(lm, out.sequences[:, : prompt.shape[1] + step], 3 * vectors.values)[:, -1]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
@@ -73,9 +75,13 @@ def test_restored_after_an_exception(lm, vectors, prompt):
 
 
 def test_wrong_model_or_layer(llama):
-    with pytest.raises(ValueError, match="hidden size 7, tiny-llama has 32"), steering.apply(
-        llama, SteeringVectors((1,), np.ones((1, 7)))
+    with (
+        pytest.raises(ValueError, match="hidden size 7, tiny-llama has 32"),
+        steering.apply(llama, SteeringVectors((1,), np.ones((1, 7)))),
     ):
         pass
-    with pytest.raises(ValueError, match="from 0 to 3"), steering.apply(llama, SteeringVectors((4,), np.ones((1, 32)))):
+    with (
+        pytest.raises(ValueError, match="from 0 to 3"),
+        steering.apply(llama, SteeringVectors((4,), np.ones((1, 32)))),
+    ):
         pass

@@ -1,0 +1,140 @@
+"""From scored items to the numbers that figures and tables show, each with its interval."""
+
+import numpy as np
+import pandas as pd
+
+from . import accounting, mechanism, paths, seeding, stats
+from .config import Profile
+from .stages import METHODS, Extracted
+from .stats import Interval
+
+ZERO_SHOT = "zero-shot"
+
+
+def privacy(profile: Profile, sizes: dict[str, int]) -> pd.DataFrame:
+    """Epsilon of one release per behaviour: the paper's print, its formula, and exact values (Table 2).
+
+    ``sizes`` maps behaviours to n. ``paper_*`` columns are the paper's print for its own n.
+    """
+    printed = pd.read_csv(paths.PACKAGE / "paper" / "table2_privacy.csv").set_index("behaviour")
+    return pd.DataFrame([_privacy_row(profile, b, n, printed.loc[b]) for b, n in sizes.items()])
+
+
+def _privacy_row(profile: Profile, behaviour: str, n: int, printed: pd.Series) -> dict[str, object]:
+    setting = {"sigma": profile.sigma, "layers": len(profile.layers)}
+    formula, theirs = (accounting.paper_epsilon(n=m, **setting) for m in (n, int(printed.n)))
+    mu = accounting.gdp_mu(n=n, **setting)
+    add_remove = accounting.gdp_mu(n=n, **setting, relation="add-remove")
+    return {
+        "behaviour": behaviour,
+        "paper_n": int(printed.n),
+        "paper_layer": printed.epsilon_per_layer,
+        "paper_total": printed.epsilon_total,
+        "formula_total_at_paper_n": theirs.total,
+        "n": n,
+        "formula_layer": formula.per_layer,
+        "formula_total": formula.total,
+        "exact_1/n": accounting.gaussian_epsilon(mu, 1 / n),
+        "exact_1e-5": accounting.gaussian_epsilon(mu, 1e-5),
+        "exact_add_remove_1/n": accounting.gaussian_epsilon(add_remove, 1 / n),
+        "mu": mu,
+    }
+
+
+def geometry(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str) -> pd.DataFrame:
+    """Norm and cosine of the private vectors against the non-private ones, per layer and noise seed.
+
+    ``signal`` is the norm of the clipped, noiseless mean, ``theory`` the cosine to expect from it.
+    """
+    clipped = mechanism.clipped_mean(raw.private, clip=raw.clip)
+    plain = mechanism.mean(raw.private)
+    signal = np.linalg.norm(clipped, axis=1)
+    columns = {
+        "behaviour": behaviour,
+        "layer": profile.layers,
+        "signal": signal,
+        "cosine_clipped_to_mean": mechanism.cosine(clipped, plain),
+        "theory": mechanism.expected_cosine(signal, profile.sigma, raw.private.shape[2]),
+    }
+    frames = []
+    for noise_seed in range(profile.noise_seeds):
+        rng = seeding.rng(seed, "psa", profile.data, behaviour, fmt, noise_seed)
+        private = mechanism.psa(raw.private, clip=raw.clip, sigma=profile.sigma, rng=rng)
+        measured = {
+            "noise_seed": noise_seed,
+            "private_norm": np.linalg.norm(private, axis=1),
+            "cosine": mechanism.cosine(private, clipped),
+            "cosine_to_mean": mechanism.cosine(private, plain),
+        }
+        frames.append(pd.DataFrame({**columns, **measured}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def summary(profile: Profile, seed: int, scored: pd.DataFrame) -> pd.DataFrame:
+    """Mean probability and accuracy per behaviour, format, sign and method, with intervals.
+
+    ``change`` is the paired difference to zero-shot over the same items; ``varies`` says what the interval is
+    over. ``sign`` is +1, 0 (zero-shot) or -1.
+    """
+    scored = scored.assign(sign=np.sign(scored.multiplier).astype(int))
+    rows = []
+    for (behaviour, fmt), group in scored.groupby(["behaviour", "format"], sort=False):
+        for (sign, method), part in group.groupby(["sign", "method"], sort=False):
+            labels = {"behaviour": behaviour, "format": fmt, "method": method, "sign": sign}
+            rows.append({**labels, **_cell(profile, seed, part, group[group.method == ZERO_SHOT], labels)})
+    return pd.DataFrame(rows)
+
+
+def _cell(
+    profile: Profile, seed: int, part: pd.DataFrame, zero: pd.DataFrame, labels: dict[str, object]
+) -> dict[str, object]:
+    cell: dict[str, object] = {"n_items": part.item.nunique(), "n_seeds": part.noise_seed.nunique()}
+    for metric in ("probability", "accuracy", "probability_sum", "accuracy_sum"):
+        table, base = _table(part, metric), _table(zero, metric)[:, 0]
+        rng = seeding.rng(seed, "bootstrap", metric, *map(str, labels.values()))
+        options = {"rng": rng, "draws": profile.bootstrap}
+        bar = stats.mean_interval(table, **options)
+        change = stats.difference_interval(table, base, **options)
+        cell |= {"varies": bar.varies, **_spread(metric, bar), **_spread(f"{metric}_change", change)}
+    return cell
+
+
+def _table(part: pd.DataFrame, metric: str) -> np.ndarray:
+    return part.pivot(index="item", columns="noise_seed", values=metric).to_numpy()
+
+
+def _spread(name: str, bar: Interval) -> dict[str, float]:
+    return {name: bar.mean, f"{name}_low": bar.low, f"{name}_high": bar.high}
+
+
+def moved(cell: pd.DataFrame, metric: str = "probability") -> pd.Series:
+    """Whether the paired change from zero-shot excludes zero."""
+    return (cell[f"{metric}_change_low"] > 0) | (cell[f"{metric}_change_high"] < 0)
+
+
+def negative(cells: pd.DataFrame, fmt: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Table 20: numbers and printed form for multiplier -1, with the paper's Llama-2 print beside."""
+    paper = pd.read_csv(paths.PACKAGE / "paper" / "llama2_7b.csv")
+    paper = paper[paper.table == "T20 negative steering"].set_index("method")
+    chosen = cells[(cells.format == fmt) & (cells.sign <= 0)].copy()
+    chosen["paper_llama2"] = [paper.loc[m, b] for m, b in zip(chosen.method, chosen.behaviour, strict=True)]
+    order = chosen.method.map(METHODS.index)
+    chosen = chosen.assign(order=order).sort_values(["behaviour", "order"], kind="stable").drop(columns="order")
+    printed = pd.DataFrame(
+        {
+            "behaviour": chosen.behaviour,
+            "method": chosen.method,
+            "probability (%)": percent(chosen, "probability"),
+            "change from zero-shot": percent(chosen, "probability_change", signed=True),
+            "accuracy (%)": percent(chosen, "accuracy"),
+            "paper, Llama-2 7B (%)": chosen.paper_llama2.map("{:.1f}".format),
+        }
+    )
+    return chosen, printed
+
+
+def percent(cells: pd.DataFrame, name: str, *, signed: bool = False) -> list[str]:
+    """Format a metric and its interval in percent: "52.1 [48.0, 56.3]"."""
+    sign = "+" if signed else ""
+    triples = 100 * cells[[name, f"{name}_low", f"{name}_high"]].to_numpy()
+    return [f"{m:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]" for m, low, high in triples]

@@ -1,0 +1,225 @@
+"""What the notebooks compute, stage by stage, from a profile: read back if finished, computed if not."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from . import accounting, activations, data, evaluate, mechanism, models, paths, seeding, steering, store
+from .config import Profile
+from .models import LM
+from .vectors import SteeringVectors
+
+METHODS = ("zero-shot", "PCA", "Mean", "PSA")
+SPLITS = ("train", "public")
+
+
+def load_model(profile: Profile) -> LM:
+    """Load the profile's model."""
+    return models.load(profile.model, revision=profile.revision, dtype=profile.dtype, device=profile.device)
+
+
+def items(profile: Profile, behaviour: str, split: str) -> list[data.Item]:
+    """Items of a split, as many as the profile wants."""
+    limit = {"train": profile.n_train, "test": profile.n_test}.get(split)
+    return data.load_items(profile.data, behaviour, split, limit)
+
+
+def differences(profile: Profile, lm: LM, behaviour: str, split: str, fmt: str) -> np.ndarray:
+    """Difference vectors (n, k, d) of a behaviour's ``train`` (private) or ``public`` pairs; kept on disk."""
+    pairs = items(profile, behaviour, split)
+    key = store.key_of(
+        model=lm.revision,
+        dtype=profile.dtype,
+        items=data.digest(pairs),
+        layers=profile.layers,
+        fmt=fmt,
+        template=profile.template,
+    )
+
+    def compute() -> dict[str, np.ndarray]:
+        found = activations.differences(
+            lm,
+            pairs,
+            layers=profile.layers,
+            fmt=fmt,
+            template=profile.template,
+            batch_tokens=profile.batch_tokens,
+        )
+        return {"differences": found}
+
+    path = paths.results(profile.name, "01_extract") / f"{behaviour}-{split}-{fmt}.safetensors"
+    return store.arrays(path, key, compute)["differences"]
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """One behaviour's raw material: private and public differences and what is derived from the public ones."""
+
+    private: np.ndarray
+    public: np.ndarray
+    clip: np.ndarray
+    """C_l (k,): quantile of the public norms."""
+    strength: np.ndarray
+    """(k,) norm of the public mean: the common norm of ``recipe="matched"``."""
+
+
+def extracted(profile: Profile, behaviour: str, fmt: str) -> Extracted:
+    """Read back what notebook 01 kept.
+
+    Raises:
+        FileNotFoundError: notebook 01 has not run for this profile.
+    """
+    folder = paths.results(profile.name, "01_extract")
+    found = {}
+    for split in SPLITS:
+        path = paths.require(
+            folder / f"{behaviour}-{split}-{fmt}.safetensors", f"make 01_extract PROFILE={profile.name}"
+        )
+        found[split] = store.read_arrays(path)["differences"]
+    clip = mechanism.public_clip(found["public"], profile.clip_quantile)
+    strength = np.linalg.norm(mechanism.mean(found["public"]), axis=1)
+    return Extracted(found["train"], found["public"], clip, strength)
+
+
+def vectors(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str) -> list[SteeringVectors]:
+    """Mean, PCA and one PSA vector per noise seed, in the profile's recipe, each with its record.
+
+    ``matched`` rescales every vector to the public strength per layer (post-processing, so PSA's guarantee
+    stands); ``paper`` leaves them as published: mean over the largest norm, PCA at unit norm, PSA as drawn.
+    """
+    matched = profile.recipe == "matched"
+    plain = mechanism.mean(raw.private) if matched else mechanism.max_norm_mean(raw.private)
+    drawn: list[tuple[str, int | None, np.ndarray]] = [
+        ("PCA", None, mechanism.pca(raw.private)),
+        ("Mean", None, plain),
+    ]
+    for noise_seed in range(profile.noise_seeds):
+        rng = seeding.rng(seed, "psa", profile.data, behaviour, fmt, noise_seed)
+        drawn.append(("PSA", noise_seed, mechanism.psa(raw.private, clip=raw.clip, sigma=profile.sigma, rng=rng)))
+    return [
+        SteeringVectors(
+            profile.layers,
+            mechanism.rescale(values, raw.strength) if matched else values,
+            _record(profile, behaviour, fmt, method, noise_seed, raw),
+        )
+        for method, noise_seed, values in drawn
+    ]
+
+
+def _record(
+    profile: Profile, behaviour: str, fmt: str, method: str, noise_seed: int | None, raw: Extracted
+) -> dict[str, Any]:
+    record = {
+        "method": method,
+        "behaviour": behaviour,
+        "format": fmt,
+        "model": profile.model,
+        "recipe": profile.recipe,
+        "noise_seed": noise_seed,
+        "private": method == "PSA",
+    }
+    if method == "PSA":
+        n, layers = len(raw.private), len(profile.layers)
+        mu = accounting.gdp_mu(n=n, sigma=profile.sigma, layers=layers)
+        record |= {
+            "n": n,
+            "sigma": profile.sigma,
+            "clip": raw.clip.round(6).tolist(),
+            "relation": "replace-one",
+            "mu": mu,
+            "epsilon_at_1e-5": accounting.gaussian_epsilon(mu, 1e-5),
+            "noise": "seeded: demonstrates the mechanism, protects nobody",
+        }
+    return record
+
+
+def vector_path(profile: Profile, record: dict[str, Any]) -> Any:
+    """Where notebook 02 keeps a vector."""
+    seed = "" if record["noise_seed"] is None else f"-{record['noise_seed']}"
+    name = f"{record['behaviour']}-{record['format']}-{record['method']}{seed}.safetensors"
+    return paths.results(profile.name, "02_private_steer") / name
+
+
+def load_vectors(profile: Profile, behaviour: str, fmt: str) -> list[SteeringVectors]:
+    """Read back the vectors notebook 02 kept, in the order PCA, Mean, PSA 0, PSA 1, ..."""
+    wanted = [("PCA", None), ("Mean", None), *(("PSA", s) for s in range(profile.noise_seeds))]
+    command = f"make 02_private_steer PROFILE={profile.name}"
+    return [
+        SteeringVectors.load(
+            paths.require(
+                vector_path(
+                    profile,
+                    {"behaviour": behaviour, "format": fmt, "method": method, "noise_seed": noise_seed},
+                ),
+                command,
+            )
+        )
+        for method, noise_seed in wanted
+    ]
+
+
+def scores(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:
+    """Score the test items zero-shot and under every vector at plus and minus the profile's multiplier.
+
+    One row per item, method, multiplier and noise seed (-1 where there is no noise); kept on disk.
+    """
+    test = items(profile, behaviour, "test")
+    kept = load_vectors(profile, behaviour, fmt)
+    key = store.key_of(
+        model=lm.revision,
+        dtype=profile.dtype,
+        items=data.digest(test),
+        vectors=[v.digest() for v in kept],
+        multiplier=profile.multiplier,
+        fmt=fmt,
+        template=profile.template,
+    )
+    path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}.csv"
+    return store.frame(path, key, lambda: _score_variants(profile, lm, test, kept, behaviour, fmt))
+
+
+def _score_variants(
+    profile: Profile,
+    lm: LM,
+    test: Sequence[data.Item],
+    kept: Sequence[SteeringVectors],
+    behaviour: str,
+    fmt: str,
+) -> pd.DataFrame:
+    variants = list(_variants(profile, kept))
+    frames = []
+    for method, noise_seed, multiplier, vector in tqdm(variants, desc=behaviour, disable=None, leave=False):
+        with steering.apply(lm, vector, multiplier=multiplier):
+            scored = evaluate.score(lm, test, fmt=fmt, template=profile.template, batch_tokens=profile.batch_tokens)
+        labels = {
+            "behaviour": behaviour,
+            "format": fmt,
+            "method": method,
+            "multiplier": multiplier,
+            "noise_seed": noise_seed,
+        }
+        frames.append(scored.assign(**labels))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _variants(profile: Profile, kept: Sequence[SteeringVectors]) -> Iterator[tuple[str, int, float, SteeringVectors]]:
+    yield "zero-shot", -1, 0.0, kept[0]
+    for sign in (1, -1):
+        for vector in kept:
+            noise_seed = vector.record["noise_seed"]
+            yield (
+                vector.record["method"],
+                -1 if noise_seed is None else noise_seed,
+                sign * profile.multiplier,
+                vector,
+            )
+
+
+def describe(profile: Profile) -> pd.DataFrame:
+    """Show the resolved profile as a table of one field per row."""
+    rows = [(name, str(list(v) if isinstance(v, tuple) else v)) for name, v in asdict(profile).items()]
+    return pd.DataFrame(rows, columns=["setting", "value"]).set_index("setting")

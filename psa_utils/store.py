@@ -1,0 +1,77 @@
+"""Finished stages on disk, each with the key of the inputs it was computed from.
+
+A stage is kept only under its whole key (model, items, layers, ...): a changed input recomputes, an unchanged
+one is read back, and an interrupted run goes on after the last stage it finished.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from . import paths
+
+KEY = "key"
+
+
+def key_of(**inputs: Any) -> str:
+    """SHA-256 of named, JSON-able inputs.
+
+    >>> key_of(layers=[1, 2], model="a") == key_of(model="a", layers=[1, 2]) != key_of(layers=[1], model="a")
+    True
+    """
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=list).encode()).hexdigest()
+
+
+def arrays(path: Path, key: str, compute: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the arrays kept at ``path`` under ``key``, computing and saving them if they are not there."""
+    if (kept := read_arrays(path, key)) is not None:
+        return kept
+    values = {name: np.ascontiguousarray(value) for name, value in compute().items()}
+    with paths.atomic(path) as temporary:
+        save_file(values, temporary, metadata={KEY: key})
+    return values
+
+
+def read_arrays(path: Path, key: str | None = None) -> dict[str, np.ndarray] | None:
+    """Return the arrays kept at ``path``; None if the file is absent, damaged or kept under another key."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            if key not in (None, (file.metadata() or {}).get(KEY)):
+                return None
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (FileNotFoundError, SafetensorError):
+        return None
+
+
+def frame(path: Path, key: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    """Return the table kept at ``path`` (CSV) under ``key``, computing and saving it if it is not there.
+
+    The first line holds the key and a digest of the rest, so that a truncated or edited file is recomputed.
+    """
+    if (kept := _read_frame(path, key)) is None:
+        text = compute().to_csv(index=False, lineterminator="\n")
+        with paths.atomic(path) as temporary:
+            temporary.write_text(f"# {key} {_digest(text)}\n{text}")
+        kept = _read_frame(path, key)
+    assert kept is not None, f"{path} changed while it was written"
+    return kept
+
+
+def _read_frame(path: Path, key: str) -> pd.DataFrame | None:
+    if not path.exists():
+        return None
+    head, _, text = path.read_text().partition("\n")
+    if head != f"# {key} {_digest(text)}":
+        return None
+    return pd.read_csv(path, skiprows=1, float_precision="round_trip")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
