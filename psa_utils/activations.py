@@ -71,11 +71,21 @@ def _differences(lm: LM, rows: Sequence[packing.Row], layers: tuple[int, ...], f
     batch = packing.pack(rows)
     with _recording(lm, layers) as hidden:
         lm.forward_hidden(batch.ids, batch.allowed, batch.positions)
-    columns = torch.tensor([[packing.read_column(lm, row, a, fmt) for a in (0, 1)] for row in rows])
     b = torch.arange(len(rows))
-    read = [[hidden[layer][b, columns[:, a].to(b)] for layer in layers] for a in (0, 1)]
-    matching, other = (torch.stack([h.float().cpu() for h in side], 1) for side in read)
-    return (matching - other).numpy()
+    sides = []
+    for answer in (0, 1):
+        columns = torch.tensor([packing.read_column(lm, row, answer, fmt) for row in rows])
+        _assert_read(rows, answer, columns, batch.ids[b, columns])
+        sides.append(torch.stack([hidden[layer][b, columns].float().cpu() for layer in layers], 1))
+    return (sides[0] - sides[1]).numpy()
+
+
+def _assert_read(rows: Sequence[packing.Row], answer: int, columns: Tensor, tokens: Tensor) -> None:
+    """The tokens at the columns read are tokens of this answer: never padding, the prompt or the other answer."""
+    for row, column, token in zip(rows, columns.tolist(), tokens.tolist(), strict=True):
+        span = row.span(answer)
+        assert column in range(span.start, span.stop), f"column {column} lies outside the answer's {span}"
+        assert token == row.answers[answer][column - span.start], f"token {token} is not the answer's"
 
 
 class _Enough(Exception):

@@ -5,9 +5,13 @@ of a behaviour's public pairs (their frames, so that the halves share no situati
 swap. *Gain* is the mean rise of P(matching answer) over behaviours, *loss* the mean drop of the log-probability
 per token of ordinary text (``mini/ordinary.txt``), in nats. The largest gain whose loss stays within
 :data:`BUDGET` wins. Neither private nor test items are looked at, so the choice costs no privacy.
+
+The budget was set after a first, coarser run on the same public pairs (multipliers 0.5 to 2, a budget of 0.1 nats)
+had left only settings that barely steer: on this model alignment is bought with fluency.
 """
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -21,18 +25,18 @@ from .models import LM
 from .vectors import SteeringVectors
 
 WIDTH = 5
-BUDGET = 0.1
-"""Nats per token of ordinary text that steering may cost."""
-MULTIPLIERS = (0.5, 1.0, 1.5, 2.0)
+BUDGET = math.log(4 / 3)
+"""Nats per token that steering may cost: the perplexity of ordinary text may rise by a third."""
+MULTIPLIERS = (0.25, 0.5, 0.75, 1.0)
 
 
 def windows(blocks: int) -> list[tuple[int, ...]]:
-    """Five consecutive blocks, starting between a quarter and just past half of the depth.
+    """Five consecutive blocks, starting between a third and half of the depth.
 
     >>> [w[0] for w in windows(30)]
-    [8, 10, 12, 14, 16]
+    [10, 12, 14]
     """
-    return [tuple(range(start, start + WIDTH)) for start in range(blocks // 4 + 1, blocks // 2 + 2, 2)]
+    return [tuple(range(start, start + WIDTH)) for start in range(blocks // 3, blocks // 2, 2)]
 
 
 def ordinary_text() -> list[str]:
@@ -49,7 +53,7 @@ def choose(table: pd.DataFrame) -> pd.Series:
     """
     affordable = table[table.loss <= BUDGET]
     if affordable.empty:
-        raise ValueError(f"no setting keeps the loss within {BUDGET} nats per token; try smaller multipliers")
+        raise ValueError(f"no setting keeps the loss within {BUDGET:.2f} nats per token; try smaller multipliers")
     return affordable.loc[affordable.gain.idxmax()]
 
 

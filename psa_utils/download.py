@@ -21,7 +21,8 @@ BASE_URL = "https://raw.githubusercontent.com/nrimsky/CAA"
 LOCK = paths.PACKAGE / "caa.lock"
 TIMEOUT = 20.0
 """Seconds without a byte after which a connection counts as stalled."""
-CHUNK = 1 << 16
+CHUNK = 1 << 13
+"""Bytes; small, since what a stalled connection has sent of an unfinished chunk is lost."""
 
 
 class DownloadError(RuntimeError):

@@ -65,6 +65,7 @@ def _execute(source: Path, parameters: dict[str, str | int]) -> Path:
             kernel_name="python3",
             cwd=str(paths.ROOT),
             progress_bar=sys.stderr.isatty(),
+            extra_arguments=["--IPKernelApp.log_level=40"],  # a local kernel over TCP needs no warning
         )
         _all_completed(source, notebook)
         nbformat.write(_stable(notebook), running)
@@ -134,7 +135,7 @@ def main() -> None:
     os.environ["PYTHONWARNINGS"] = "ignore"  # committed outputs hold results, not library warnings
     try:
         run(args.notebook, profile=args.profile, seed=args.seed)
-    except (ValueError, RunError, papermill.PapermillExecutionError) as error:
+    except (ValueError, RuntimeError, papermill.PapermillExecutionError) as error:
         sys.exit(f"{args.notebook}: {error}")
 
 

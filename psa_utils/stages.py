@@ -38,18 +38,15 @@ def differences(profile: Profile, lm: LM, behaviour: str, split: str, fmt: str) 
         layers=profile.layers,
         fmt=fmt,
         template=profile.template,
+        code=store.code_of("activations", "packing", "models"),
     )
+    options = {"layers": profile.layers, "fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
 
     def compute() -> dict[str, np.ndarray]:
-        found = activations.differences(
-            lm,
-            pairs,
-            layers=profile.layers,
-            fmt=fmt,
-            template=profile.template,
-            batch_tokens=profile.batch_tokens,
-        )
-        return {"differences": found}
+        try:
+            return {"differences": activations.differences(lm, pairs, **options)}
+        except data.DataError as error:
+            raise data.DataError(f"{data.file_of(profile.data, behaviour, split)}: {error}") from error
 
     path = paths.results(profile.name, "01_extract") / f"{behaviour}-{split}-{fmt}.safetensors"
     return store.arrays(path, key, compute)["differences"]
@@ -177,6 +174,7 @@ def scores(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:
         multiplier=profile.multiplier,
         fmt=fmt,
         template=profile.template,
+        code=store.code_of("evaluate", "steering", "packing", "models"),
     )
     path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}.csv"
     return store.frame(path, key, lambda: _score_variants(profile, lm, test, kept, behaviour, fmt))

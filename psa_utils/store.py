@@ -29,6 +29,12 @@ def key_of(**inputs: Any) -> str:
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=list).encode()).hexdigest()
 
 
+def code_of(*modules: str) -> str:
+    """SHA-256 over the sources of modules of this package: a result of other code is not this code's result."""
+    sources = (paths.PACKAGE / f"{name}.py" for name in modules)
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
 def arrays(path: Path, key: str, compute: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return the arrays kept at ``path`` under ``key``, computing and saving them if they are not there."""
     if (kept := read_arrays(path, key)) is not None:
@@ -70,7 +76,7 @@ def _read_frame(path: Path, key: str) -> pd.DataFrame | None:
     head, _, text = path.read_text().partition("\n")
     if head != f"# {key} {_digest(text)}":
         return None
-    return pd.read_csv(path, skiprows=1, float_precision="round_trip")
+    return pd.read_csv(path, skiprows=1)
 
 
 def _digest(text: str) -> str:

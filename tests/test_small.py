@@ -1,0 +1,128 @@
+"""Profiles, paths, seeds, kept stages, vectors on disk."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from psa_utils import config, paths, seeding, store
+from psa_utils.vectors import SteeringVectors
+
+
+@pytest.mark.parametrize("name", config.available())
+def test_every_profile_loads(name):
+    profile = config.load_profile(name)
+    assert profile.name == name
+    assert profile.title
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("desktop", {}, "profile='desktop' is unknown; choose one of .*laptop"),
+        ("laptop", {"clip": 3}, r"unknown field\(s\) \['clip'\]"),
+        ("laptop", {"sigma": 0.0}, "sigma=0.0 is not possible"),
+        ("laptop", {"layers": ()}, r"layers=\(\) is not possible"),
+        ("laptop", {"layers": (-1,)}, "layers"),
+        ("laptop", {"recipe": "fair"}, "recipe='fair'"),
+        ("laptop", {"formats": ("words",)}, "formats"),
+        ("laptop", {"behaviours": ("greed",)}, "behaviours"),
+        ("laptop", {"data": "imdb"}, "data='imdb'"),
+    ],
+)
+def test_impossible_profiles(name, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        config.load_profile(name, **overrides)
+
+
+@pytest.mark.parametrize("module", ["accounting", "stats", "config", "paths", "seeding"])
+def test_light_modules_do_not_import_torch(module):
+    code = f"import sys, psa_utils.{module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_seeds_depend_on_labels_not_on_order():
+    assert seeding.derive_seed(0, "a", "b") != seeding.derive_seed(0, "ab")
+    assert seeding.derive_seed(0, "a", 1) != seeding.derive_seed(1, "a", 1)
+    first = seeding.rng(0, "x").normal()
+    seeding.rng(0, "y").normal()
+    assert seeding.rng(0, "x").normal() == first
+
+
+def test_require_names_the_command(tmp_path):
+    with pytest.raises(FileNotFoundError, match="made by `make 01_extract`"):
+        paths.require(tmp_path / "absent", "make 01_extract")
+
+
+def test_atomic_keeps_the_old_file_when_writing_fails(tmp_path):
+    target = tmp_path / "table.csv"
+    target.write_text("old")
+
+    def fill_the_disk():
+        with paths.atomic(target) as temporary:
+            temporary.write_text("half")
+            raise OSError("disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        fill_the_disk()
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "frame"])
+def test_stages_are_kept_under_their_key_and_recomputed_when_damaged(tmp_path, kind):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        table = {"x": np.arange(3.0), "y": np.array([0.1, 1e-17, np.pi])}
+        return table if kind == "arrays" else pd.DataFrame(table)
+
+    path = tmp_path / ("a.safetensors" if kind == "arrays" else "a.csv")
+    keep = getattr(store, kind)
+    first = keep(path, "k1", compute)
+    again = keep(path, "k1", compute)
+    assert len(calls) == 1
+    np.testing.assert_array_equal(first["y"], again["y"])
+    keep(path, "k2", compute)
+    assert len(calls) == 2
+    path.write_bytes(path.read_bytes()[:-5])
+    damaged = keep(path, "k2", compute)
+    assert len(calls) == 3
+    np.testing.assert_array_equal(damaged["y"], first["y"])
+
+
+def test_vectors_round_trip_with_their_record(tmp_path):
+    vectors = SteeringVectors((11, 3), np.random.default_rng(0).normal(size=(2, 8)), {"method": "PSA", "mu": 0.1})
+    path = tmp_path / "v.safetensors"
+    vectors.save(path)
+    again = SteeringVectors.load(path)
+    assert again.layers == (3, 11)
+    np.testing.assert_array_equal(again.values, vectors.values[::-1])
+    assert again.record == vectors.record
+
+
+def test_damaged_vector_files_are_refused(tmp_path):
+    path = tmp_path / "v.safetensors"
+    SteeringVectors((1,), np.ones((1, 8))).save(path)
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(ValueError, match="no whole steering-vector file"):
+        SteeringVectors.load(path)
+    path.write_bytes(b"text")
+    with pytest.raises(ValueError, match="no whole steering-vector file"):
+        SteeringVectors.load(path)
+
+
+@pytest.mark.parametrize(
+    ("layers", "values", "message"),
+    [
+        ((1,), np.ones((2, 8)), r"shape \(2, 8\); it must be \(1 layers, d\)"),
+        ((1,), np.ones(8), "shape"),
+        ((1,), np.full((1, 8), np.nan), "not finite"),
+    ],
+)
+def test_impossible_vectors(layers, values, message):
+    with pytest.raises(ValueError, match=message):
+        SteeringVectors(layers, values)
