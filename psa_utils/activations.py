@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import packing
 from .data import DataError, Item

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import activations, artifacts, config, data, evaluate, mechanism, paths, stages, steering
 from .config import Profile

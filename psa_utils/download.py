@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import requests
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import paths
 from .packaged import sha256

@@ -1,5 +1,6 @@
 """The figures: one theme, methods told apart by colour and shape, numbers beside every picture."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,8 +75,10 @@ def geometry(numbers: pd.DataFrame, profile: Profile, width: int) -> Figure:
         for ax, column in zip(axes, ("private_norm", "cosine"), strict=True):
             _points(ax, group, column, marker, colour, behaviour)
     axes[0].axline((0, 0), slope=1, color="0.7", lw=0.8, ls=":")
-    axes[0].set(xlabel="norm of the clipped mean, $s$", ylabel="norm of the PSA vector", xlim=(0, None), ylim=(0, None))
-    axes[1].set(xlabel="norm of the clipped mean, $s$", ylabel="cosine of PSA to it", xlim=(0, None), ylim=(0, 1.02))
+    axes[0].set(ylabel="norm of the PSA vector", ylim=(0, None))
+    axes[1].set(ylabel="cosine of PSA to clipped mean", ylim=(0, 1.02))
+    for ax in axes:
+        ax.set(xlabel="norm of the clipped mean, $s$", xlim=(0, None))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", handletextpad=0.3)
     return figure
 
@@ -106,7 +109,7 @@ def alignment(cells: pd.DataFrame, moved: pd.Series) -> Figure:
         ylim=(len(behaviours) - 0.5, -0.5),
         xlabel="P(matching answer), mean over items",
     )
-    ax.set_yticklabels([b.replace("-neutral-", "-neutral-\n").replace("-other-", "-other-\n") for b in behaviours])
+    ax.set_yticklabels([re.sub("(corrigible|coordinate)-", r"\1-\n", b) for b in behaviours])
     ax.tick_params(axis="y", length=0)
     handles = [_legend_handle(m) for m in METHODS]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, handletextpad=0.2, columnspacing=1.0)

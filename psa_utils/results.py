@@ -41,6 +41,23 @@ def _privacy_row(profile: Profile, behaviour: str, n: int, printed: pd.Series) -
     }
 
 
+def privacy_printed(table: pd.DataFrame) -> pd.DataFrame:
+    """Table 2 as a reader sees it: strings, paper first, then ours."""
+    columns = {
+        "behaviour": ("behaviour", "{}"),
+        "paper: n": ("paper_n", "{}"),
+        "paper: ε per layer": ("paper_layer", "{:.2f}"),
+        "paper: ε total": ("paper_total", "{:.1f}"),
+        "its formula at its n": ("formula_total_at_paper_n", "{:.2f}"),
+        "our n": ("n", "{}"),
+        "formula: ε total": ("formula_total", "{:.2f}"),
+        "exact ε, δ = 1/n": ("exact_1/n", "{:.2f}"),
+        "exact ε, δ = 1e-5": ("exact_1e-5", "{:.2f}"),
+        "add/remove, δ = 1/n": ("exact_add_remove_1/n", "{:.2f}"),
+    }
+    return pd.DataFrame({title: table[name].map(form.format) for title, (name, form) in columns.items()})
+
+
 def geometry(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str) -> pd.DataFrame:
     """Norm and cosine of the private vectors against the non-private ones, per layer and noise seed.
 
@@ -112,14 +129,14 @@ def moved(cell: pd.DataFrame, metric: str = "probability") -> pd.Series:
     return (cell[f"{metric}_change_low"] > 0) | (cell[f"{metric}_change_high"] < 0)
 
 
-def negative(cells: pd.DataFrame, fmt: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+def negative(profile: Profile, cells: pd.DataFrame, fmt: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Table 20: numbers and printed form for multiplier -1, with the paper's Llama-2 print beside."""
     paper = pd.read_csv(paths.PACKAGE / "paper" / "llama2_7b.csv")
     paper = paper[paper.table == "T20 negative steering"].set_index("method")
     chosen = cells[(cells.format == fmt) & (cells.sign <= 0)].copy()
     chosen["paper_llama2"] = [paper.loc[m, b] for m, b in zip(chosen.method, chosen.behaviour, strict=True)]
-    order = chosen.method.map(METHODS.index)
-    chosen = chosen.assign(order=order).sort_values(["behaviour", "order"], kind="stable").drop(columns="order")
+    rank = {"behaviour": profile.behaviours.index, "method": METHODS.index}
+    chosen = chosen.sort_values(["behaviour", "method"], key=lambda column: column.map(rank[column.name]))
     printed = pd.DataFrame(
         {
             "behaviour": chosen.behaviour,
@@ -134,7 +151,8 @@ def negative(cells: pd.DataFrame, fmt: str) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def percent(cells: pd.DataFrame, name: str, *, signed: bool = False) -> list[str]:
-    """Format a metric and its interval in percent: "52.1 [48.0, 56.3]"."""
+    """Format a metric and its interval in percent: "52.1 [48.0, 56.3]"; no change of zero-shot from itself."""
     sign = "+" if signed else ""
     triples = 100 * cells[[name, f"{name}_low", f"{name}_high"]].to_numpy()
-    return [f"{m:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]" for m, low, high in triples]
+    texts = [f"{m:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]" for m, low, high in triples]
+    return ["–" if signed and m == ZERO_SHOT else text for m, text in zip(cells.method, texts, strict=True)]

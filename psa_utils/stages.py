@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import accounting, activations, data, evaluate, mechanism, models, paths, seeding, steering, store
 from .config import Profile

@@ -46,7 +46,7 @@ def test_notebook_form(path):
     assert len(tagged) == 1
     assert len(tagged[0].source.splitlines()) <= 5
     for cell in code_cells(path):
-        assert len(cell.source.splitlines()) <= 24, cell.source
+        assert len(cell.source.splitlines()) <= 15, cell.source
         assert not re.search(r"sys\.path|pip install|^[!%]", cell.source, re.MULTILINE)
 
 

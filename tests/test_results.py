@@ -124,7 +124,7 @@ def test_records_say_what_is_private_and_how(profile, scored):
 
 def test_tables_and_figures_are_written_whole_and_repeatably(profile, scored):
     cells = results.summary(profile, 0, scored)
-    numbers, printed = results.negative(cells, "text")
+    numbers, printed = results.negative(profile, cells, "text")
     assert list(numbers.paper_llama2[:4]) == [69.7, 63.9, 65.1, 63.7]
     positive = cells[(cells.format == "text") & (cells.sign >= 0)]
 
