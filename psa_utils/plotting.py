@@ -90,30 +90,35 @@ def _points(ax: Axes, group: pd.DataFrame, column: str, marker: str, colour: Any
 
 
 def alignment(cells: pd.DataFrame, moved: pd.Series) -> Figure:
-    """Draw Figure 3: one row per behaviour, one point with its interval per method.
+    """Draw Figure 3: one row per behaviour, one point with its interval per method, one panel per answer format.
 
-    ``cells`` are the rows of :func:`psa_utils.results.summary` for one format, zero-shot and positive sign.
+    ``cells`` are the rows of :func:`psa_utils.results.summary` for zero-shot and positive sign, ``moved`` says which
+    of them are drawn filled.
     """
     theme()
-    behaviours = list(dict.fromkeys(cells.behaviour))
-    figure, ax = plt.subplots(figsize=(COLUMN, 0.55 * len(behaviours) + 0.9), layout="constrained")
-    offsets = dict(zip(METHODS, np.linspace(-0.27, 0.27, len(METHODS)), strict=True))
-    for row, filled in zip(cells.itertuples(), moved, strict=True):
-        y = behaviours.index(row.behaviour) + offsets[row.method]
-        _interval(ax, row, y, filled=filled)
-    for y in range(1, len(behaviours)):
-        ax.axhline(y - 0.5, color="0.9", lw=0.6, zorder=0)
-    ax.axvline(0.5, color="0.7", lw=0.8, ls=":", zorder=0)
-    ax.set(
-        yticks=range(len(behaviours)),
-        ylim=(len(behaviours) - 0.5, -0.5),
-        xlabel="P(matching answer), mean over items",
-    )
-    ax.set_yticklabels([re.sub("(corrigible|coordinate)-", r"\1-\n", b) for b in behaviours])
-    ax.tick_params(axis="y", length=0)
+    behaviours, formats = (list(dict.fromkeys(cells[name])) for name in ("behaviour", "format"))
+    size = (COLUMN * (0.4 + 0.6 * len(formats)), 0.55 * len(behaviours) + 0.9)
+    figure, axes = plt.subplots(1, len(formats), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for ax, fmt in zip(axes[0], formats, strict=True):
+        _alignment_panel(ax, cells[cells.format == fmt], moved[cells.format == fmt], behaviours)
+        ax.set_xlabel(
+            "P(matching answer), mean over items" if len(formats) == 1 else f"P(matching answer), {fmt} answers"
+        )
     handles = [_legend_handle(m) for m in METHODS]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, handletextpad=0.2, columnspacing=1.0)
     return figure
+
+
+def _alignment_panel(ax: Axes, cells: pd.DataFrame, moved: pd.Series, behaviours: list[str]) -> None:
+    offsets = dict(zip(METHODS, np.linspace(-0.27, 0.27, len(METHODS)), strict=True))
+    for row, filled in zip(cells.itertuples(), moved, strict=True):
+        _interval(ax, row, behaviours.index(row.behaviour) + offsets[row.method], filled=filled)
+    for y in range(1, len(behaviours)):
+        ax.axhline(y - 0.5, color="0.9", lw=0.6, zorder=0)
+    ax.axvline(0.5, color="0.7", lw=0.8, ls=":", zorder=0)
+    ax.set(yticks=range(len(behaviours)), ylim=(len(behaviours) - 0.5, -0.5))
+    ax.set_yticklabels([re.sub("(corrigible|coordinate)-", r"\1-\n", b) for b in behaviours])
+    ax.tick_params(axis="y", length=0)
 
 
 def _interval(ax: Axes, row: Any, y: float, *, filled: bool) -> None:

@@ -129,17 +129,18 @@ def moved(cell: pd.DataFrame, metric: str = "probability") -> pd.Series:
     return (cell[f"{metric}_change_low"] > 0) | (cell[f"{metric}_change_high"] < 0)
 
 
-def negative(profile: Profile, cells: pd.DataFrame, fmt: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+def negative(profile: Profile, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Table 20: numbers and printed form for multiplier -1, with the paper's Llama-2 print beside."""
     paper = pd.read_csv(paths.PACKAGE / "paper" / "llama2_7b.csv")
     paper = paper[paper.table == "T20 negative steering"].set_index("method")
-    chosen = cells[(cells.format == fmt) & (cells.sign <= 0)].copy()
+    chosen = cells[cells.sign <= 0].copy()
     chosen["paper_llama2"] = [paper.loc[m, b] for m, b in zip(chosen.method, chosen.behaviour, strict=True)]
-    rank = {"behaviour": profile.behaviours.index, "method": METHODS.index}
-    chosen = chosen.sort_values(["behaviour", "method"], key=lambda column: column.map(rank[column.name]))
+    rank = {"format": profile.formats.index, "behaviour": profile.behaviours.index, "method": METHODS.index}
+    chosen = chosen.sort_values(list(rank), key=lambda column: column.map(rank[column.name]))
     printed = pd.DataFrame(
         {
             "behaviour": chosen.behaviour,
+            "format": chosen.format,
             "method": chosen.method,
             "probability (%)": percent(chosen, "probability"),
             "change from zero-shot": percent(chosen, "probability_change", signed=True),

@@ -7,6 +7,7 @@ table was written does it replace ``results/<profile>/notebooks/NAME.ipynb``; a 
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -115,12 +116,13 @@ def _show_outputs(source: Path, executed: Path) -> None:
     """Copy outputs of the executed cells into the notebook readers see, leaving its own cells as they are."""
     shown, ran = nbformat.read(source, 4), nbformat.read(executed, 4)
     ran.cells = [c for c in ran.cells if "injected-parameters" not in c.metadata.get("tags", [])]
+    counts = itertools.count(1)
     for cell, done in zip(shown.cells, ran.cells, strict=True):
         if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = done.outputs, None
+            cell.outputs, cell.execution_count = done.outputs, next(counts)
             for output in cell.outputs:
                 if "execution_count" in output:
-                    output.execution_count = None
+                    output.execution_count = cell.execution_count
     with paths.atomic(source) as temporary:
         nbformat.write(shown, temporary)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,29 +135,24 @@ def _record(
     return record
 
 
-def vector_path(profile: Profile, record: dict[str, Any]) -> Any:
+def vector_path(profile: Profile, behaviour: str, fmt: str, method: str, noise_seed: int | None) -> Path:
     """Where notebook 02 keeps a vector."""
-    seed = "" if record["noise_seed"] is None else f"-{record['noise_seed']}"
-    name = f"{record['behaviour']}-{record['format']}-{record['method']}{seed}.safetensors"
-    return paths.results(profile.name, "02_private_steer") / name
+    seed = "" if noise_seed is None else f"-{noise_seed}"
+    return paths.results(profile.name, "02_private_steer") / f"{behaviour}-{fmt}-{method}{seed}.safetensors"
+
+
+def save_vector(profile: Profile, vector: SteeringVectors) -> None:
+    """Keep a vector for notebook 03."""
+    names = (vector.record[name] for name in ("behaviour", "format", "method", "noise_seed"))
+    vector.save(vector_path(profile, *names))
 
 
 def load_vectors(profile: Profile, behaviour: str, fmt: str) -> list[SteeringVectors]:
     """Read back the vectors notebook 02 kept, in the order PCA, Mean, PSA 0, PSA 1, ..."""
-    wanted = [("PCA", None), ("Mean", None), *(("PSA", s) for s in range(profile.noise_seeds))]
-    command = f"make 02_private_steer PROFILE={profile.name}"
-    return [
-        SteeringVectors.load(
-            paths.require(
-                vector_path(
-                    profile,
-                    {"behaviour": behaviour, "format": fmt, "method": method, "noise_seed": noise_seed},
-                ),
-                command,
-            )
-        )
-        for method, noise_seed in wanted
-    ]
+    wanted = [("PCA", None), ("Mean", None), *(("PSA", seed) for seed in range(profile.noise_seeds))]
+    made_by = f"make 02_private_steer PROFILE={profile.name}"
+    files = (vector_path(profile, behaviour, fmt, method, noise_seed) for method, noise_seed in wanted)
+    return [SteeringVectors.load(paths.require(file, made_by)) for file in files]
 
 
 def scores(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -44,6 +47,23 @@ def test_a_folder_loads_like_the_model_it_was_saved_from(lm, tmp_path, items):
     torch.testing.assert_close(again.model(ids).logits, lm.model(ids).logits)
     assert again.revision != "0"
     assert models.load(str(tmp_path), dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_a_hub_id_loads_at_its_pinned_commit(llama, tmp_path, monkeypatch):
+    """A hub's own cache layout on disk, offline: the code path of a hub id, without a hub."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / commit
+    llama.model.save_pretrained(snapshot)
+    llama.tokenizer.save_pretrained(snapshot)
+    script = (
+        "from psa_utils import models\n"
+        f"lm = models.load('org/tiny', revision='{commit}')\n"
+        "print(lm.revision, len(lm.blocks), lm.encode_chat('Hello?'))"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{commit} 4 {llama.encode_chat('Hello?')}"
 
 
 def test_a_gguf_file_loads(smollm2, tmp_path, monkeypatch):

@@ -58,7 +58,8 @@ def test_committed_outputs_are_the_laptop_run_and_stable(path):
     assert '"stderr"' not in text
     assert str(paths.ROOT) not in text
     assert "it/s" not in text
-    assert all(c.execution_count is None for c in code_cells(path))
+    counts = [c.execution_count for c in code_cells(path)]
+    assert counts == list(range(1, len(counts) + 1))
 
 
 def artefact_files():

@@ -41,7 +41,7 @@ def scored(profile, lm):
                 stages.differences(profile, lm, behaviour, split, fmt)
             raw = stages.extracted(profile, behaviour, fmt)
             for vector in stages.vectors(profile, 0, behaviour, raw, fmt):
-                vector.save(stages.vector_path(profile, vector.record))
+                stages.save_vector(profile, vector)
     return pd.concat([stages.scores(profile, lm, b, f) for b in profile.behaviours for f in profile.formats])
 
 
@@ -124,9 +124,9 @@ def test_records_say_what_is_private_and_how(profile, scored):
 
 def test_tables_and_figures_are_written_whole_and_repeatably(profile, scored):
     cells = results.summary(profile, 0, scored)
-    numbers, printed = results.negative(profile, cells, "text")
+    numbers, printed = results.negative(profile, cells)
     assert list(numbers.paper_llama2[:4]) == [69.7, 63.9, 65.1, 63.7]
-    positive = cells[(cells.format == "text") & (cells.sign >= 0)]
+    positive = cells[cells.sign >= 0]
 
     def write():
         psa_tables.save("table20_negative", profile, numbers, printed, {"seed": 0})
