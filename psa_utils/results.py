@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from . import accounting, mechanism, paths, seeding, stats
+from . import accounting, mechanism, paths, seeding, stages, stats
 from .config import Profile
 from .stages import METHODS, Extracted
 from .stats import Interval
@@ -75,8 +75,7 @@ def geometry(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: s
     }
     frames = []
     for noise_seed in range(profile.noise_seeds):
-        rng = seeding.rng(seed, "psa", profile.data, behaviour, fmt, noise_seed)
-        private = mechanism.psa(raw.private, clip=raw.clip, sigma=profile.sigma, rng=rng)
+        private = stages.draw(profile, seed, behaviour, raw, fmt, noise_seed)
         measured = {
             "noise_seed": noise_seed,
             "private_norm": np.linalg.norm(private, axis=1),

@@ -49,8 +49,11 @@ def differences(profile: Profile, lm: LM, behaviour: str, split: str, fmt: str) 
         except data.DataError as error:
             raise data.DataError(f"{data.file_of(profile.data, behaviour, split)}: {error}") from error
 
-    path = paths.results(profile.name, "01_extract") / f"{behaviour}-{split}-{fmt}.safetensors"
-    return store.arrays(path, key, compute)["differences"]
+    return store.arrays(_differences_path(profile, behaviour, split, fmt), key, compute)["differences"]
+
+
+def _differences_path(profile: Profile, behaviour: str, split: str, fmt: str) -> Path:
+    return paths.results(profile.name, "01_extract") / f"{behaviour}-{split}-{fmt}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,22 @@ def extracted(profile: Profile, behaviour: str, fmt: str) -> Extracted:
 
     Raises:
         FileNotFoundError: notebook 01 has not run for this profile.
+        ValueError: a kept file is damaged.
     """
-    folder = paths.results(profile.name, "01_extract")
-    found = {}
-    for split in SPLITS:
-        path = paths.require(
-            folder / f"{behaviour}-{split}-{fmt}.safetensors", f"make 01_extract PROFILE={profile.name}"
-        )
-        found[split] = store.read_arrays(path)["differences"]
-    clip = mechanism.public_clip(found["public"], profile.clip_quantile)
-    strength = np.linalg.norm(mechanism.mean(found["public"]), axis=1)
-    return Extracted(found["train"], found["public"], clip, strength)
+    made_by = f"make 01_extract PROFILE={profile.name}"
+    files = [paths.require(_differences_path(profile, behaviour, split, fmt), made_by) for split in SPLITS]
+    kept = [store.read_arrays(file) for file in files]
+    if None in kept:
+        raise ValueError(f"{files[kept.index(None)]} is damaged; delete it and run `{made_by}`")
+    private, public = (arrays["differences"] for arrays in kept)
+    clip = mechanism.public_clip(public, profile.clip_quantile)
+    return Extracted(private, public, clip, np.linalg.norm(mechanism.mean(public), axis=1))
+
+
+def draw(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str, noise_seed: int) -> np.ndarray:
+    """PSA vectors (k, d) of one noise seed, before any rescaling: a seeded demonstration, not a release."""
+    rng = seeding.rng(seed, "psa", profile.data, behaviour, fmt, noise_seed)
+    return mechanism.psa(raw.private, clip=raw.clip, sigma=profile.sigma, rng=rng)
 
 
 def vectors(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str) -> list[SteeringVectors]:
@@ -91,20 +99,18 @@ def vectors(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: st
     """
     matched = profile.recipe == "matched"
     plain = mechanism.mean(raw.private) if matched else mechanism.max_norm_mean(raw.private)
-    drawn: list[tuple[str, int | None, np.ndarray]] = [
+    made: list[tuple[str, int | None, np.ndarray]] = [
         ("PCA", None, mechanism.pca(raw.private)),
         ("Mean", None, plain),
+        *(("PSA", s, draw(profile, seed, behaviour, raw, fmt, s)) for s in range(profile.noise_seeds)),
     ]
-    for noise_seed in range(profile.noise_seeds):
-        rng = seeding.rng(seed, "psa", profile.data, behaviour, fmt, noise_seed)
-        drawn.append(("PSA", noise_seed, mechanism.psa(raw.private, clip=raw.clip, sigma=profile.sigma, rng=rng)))
     return [
         SteeringVectors(
             profile.layers,
             mechanism.rescale(values, raw.strength) if matched else values,
             _record(profile, behaviour, fmt, method, noise_seed, raw),
         )
-        for method, noise_seed, values in drawn
+        for method, noise_seed, values in made
     ]
 
 

@@ -53,6 +53,15 @@ def test_stages_run_in_order_and_say_what_is_missing(profile, lm, monkeypatch, t
         stages.scores(profile, lm, "refusal", "text")
 
 
+def test_a_damaged_stage_is_named(profile, scored):
+    kept = stages.paths.results("smoke", "01_extract") / "refusal-public-text.safetensors"
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-9])
+    with pytest.raises(ValueError, match=r"refusal-public-text.* is damaged; delete it and run `make 01_extract"):
+        stages.extracted(profile, "refusal", "text")
+    kept.write_bytes(content)
+
+
 def test_finished_stages_are_read_back(profile, lm, scored, monkeypatch):
     monkeypatch.setattr(activations, "differences", lambda *a, **k: pytest.fail("extracted again"))
     monkeypatch.setattr(evaluate, "score", lambda *a, **k: pytest.fail("scored again"))
