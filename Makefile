@@ -76,7 +76,7 @@ $(R)/.seed: FORCE
 	@mkdir -p $(@D); echo "$(SEED)" | cmp -s - $@ || echo "$(SEED)" > $@
 
 # $(call notebook,NAME,UPSTREAM NOTEBOOKS,MODULES IT USES,FIGURES AND TABLES IT MUST WRITE)
-COMMON := config paths seeding data models packing packaged store stages
+COMMON := config paths seeding data models packing engine packaged store stages
 define notebook
 $(1): $(R)/$(1)/.done ## notebook
 $(R)/$(1)/.done $(4) &: build/notebooks/$(1).sha256 psa_utils/profiles/$(PROFILE).toml $(R)/.seed \

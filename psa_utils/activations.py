@@ -3,7 +3,7 @@
 h_l is the output of decoder block l (0-based) at the answer's read token (paper, Section 3).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from . import packing
 from .data import DataError, Item
+from .engine import Engine, Enough
 from .models import LM
 
 
@@ -38,11 +39,11 @@ def differences(
     chosen = lm.check_layers(layers)
     if not pairs:
         raise ValueError("pairs is empty; give at least one contrastive pair")
-    rows = packing.rows_of(lm, pairs, fmt, template=template)
+    engine = Engine(lm, packing.rows_of(lm, pairs, fmt, template=template), batch_tokens=batch_tokens)
     result = np.empty((len(pairs), len(chosen), lm.width), np.float32)
-    with tqdm(total=len(pairs), desc="pairs", disable=None, leave=False) as bar:
-        for index in packing.batches(rows, batch_tokens):
-            result[index] = _differences(lm, [rows[i] for i in index], chosen, fmt)
+    with tqdm(total=len(pairs), desc="pairs", disable=None, leave=False) as bar, recording(lm, chosen) as hidden:
+        for index, batch, _ in engine.hidden():
+            result[index] = _differences(lm, [engine.rows[i] for i in index], batch, hidden, fmt)
             bar.update(len(index))
     _finite(result, lm)
     return result
@@ -66,17 +67,15 @@ def read_tokens(lm: LM, pairs: Sequence[Item], *, fmt: str = "text", template: s
     return shown
 
 
-@torch.inference_mode()
-def _differences(lm: LM, rows: Sequence[packing.Row], layers: tuple[int, ...], fmt: str) -> np.ndarray:
-    batch = packing.pack(rows)
-    with _recording(lm, layers) as hidden:
-        lm.forward_hidden(batch.ids, batch.allowed, batch.positions)
+def _differences(
+    lm: LM, rows: Sequence[packing.Row], batch: packing.Batch, hidden: Mapping[int, Tensor], fmt: str
+) -> np.ndarray:
     b = torch.arange(len(rows))
     sides = []
     for answer in (0, 1):
         columns = torch.tensor([packing.read_column(lm, row, answer, fmt) for row in rows])
         _assert_read(rows, answer, columns, batch.ids[b, columns])
-        sides.append(torch.stack([hidden[layer][b, columns].float().cpu() for layer in layers], 1))
+        sides.append(torch.stack([layer[b, columns].float().cpu() for layer in hidden.values()], 1))
     return (sides[0] - sides[1]).numpy()
 
 
@@ -88,27 +87,21 @@ def _assert_read(rows: Sequence[packing.Row], answer: int, columns: Tensor, toke
         assert token == row.answers[answer][column - span.start], f"token {token} is not the answer's"
 
 
-class _Enough(Exception):
-    """Ends a forward pass after the last block that is read."""
-
-
 @contextmanager
-def _recording(lm: LM, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """Collect the outputs of ``layers``; the body's forward pass ends after the last of them."""
-    hidden: dict[int, Tensor] = {}
+def recording(lm: LM, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect the outputs of ``layers``, in their order; every forward pass ends after the last of them."""
+    hidden = dict.fromkeys(layers, torch.empty(0))
 
     def record(layer: int, output: Tensor | tuple) -> None:
         hidden[layer] = output[0] if isinstance(output, tuple) else output
         if layer == max(layers):
-            raise _Enough
+            raise Enough
 
     handles = [
         lm.blocks[layer].register_forward_hook(lambda _m, _i, out, layer=layer: record(layer, out)) for layer in layers
     ]
     try:
         yield hidden
-    except _Enough:
-        pass
     finally:
         for handle in handles:
             handle.remove()

@@ -80,10 +80,11 @@ def _trials(
     for half in halves(pairs):
         vector = SteeringVectors(profile.layers, mechanism.rescale(mechanism.mean(found[half]), strength))
         held_out = [pairs[i] for i in np.flatnonzero(~half)]
-        before = evaluate.score(lm, held_out, fmt=fmt).probability.mean()
+        scorer = evaluate.Scorer(lm, held_out, fmt=fmt, first=profile.layers[0])
+        before = scorer.score().probability.mean()
         for multiplier in MULTIPLIERS:
             with steering.apply(lm, vector, multiplier=multiplier):
-                gain = evaluate.score(lm, held_out, fmt=fmt).probability.mean() - before
+                gain = scorer.score().probability.mean() - before
                 loss = base_text - evaluate.text_log_probability(lm, text).mean()
             yield {"multiplier": multiplier, "gain": gain, "loss": loss}
 

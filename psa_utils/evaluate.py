@@ -1,6 +1,7 @@
 """How strongly a (steered) model prefers the matching answer of A/B items."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,40 +11,55 @@ from tqdm import tqdm
 
 from . import packing
 from .data import Item
+from .engine import Engine
 from .models import LM
 
 METRICS = {"probability": "mean normalised probability", "accuracy": "accuracy"}
 
 
-def score(
-    lm: LM,
-    items: Sequence[Item],
-    *,
-    fmt: str = "text",
-    template: str = "chat",
-    batch_tokens: int = 2048,
-) -> pd.DataFrame:
-    """Score the matching against the other answer of each item, under whatever steering is active.
+class Scorer:
+    """Scores the matching against the other answer of each item, as often as there are vectors to try.
 
-    One row per item: ``logp_matching`` and ``logp_other`` (summed log-probability of the whole answer, nats),
-    ``tokens_matching`` and ``tokens_other``, and the columns of :func:`preferences`.
+    Args:
+        first: first steered block; what comes before it is computed once for all calls of :meth:`score`.
 
     Raises:
         ValueError: no items. DataError: items longer than the model's context.
     """
-    if not items:
-        raise ValueError("items is empty; give at least one test item")
-    rows = packing.rows_of(lm, items, fmt, template=template)
-    logp = np.empty((len(items), 2))
-    with tqdm(total=len(items), desc="items", disable=None, leave=False) as bar:
-        for index in packing.batches(rows, batch_tokens):
-            logp[index] = _log_probabilities(lm, [rows[i] for i in index])
-            bar.update(len(index))
-    tokens = np.array([[len(answer) for answer in row.answers] for row in rows])
-    frame = pd.DataFrame({"item": np.arange(len(items))})
-    frame[["logp_matching", "logp_other"]] = logp
-    frame[["tokens_matching", "tokens_other"]] = tokens
-    return frame.join(preferences(logp, tokens, fmt))
+
+    def __init__(
+        self,
+        lm: LM,
+        items: Sequence[Item],
+        *,
+        fmt: str = "text",
+        template: str = "chat",
+        batch_tokens: int = 2048,
+        first: int = 0,
+    ) -> None:
+        if not items:
+            raise ValueError("items is empty; give at least one test item")
+        rows = packing.rows_of(lm, items, fmt, template=template)
+        self.fmt = fmt
+        self.engine = Engine(lm, rows, first=first, batch_tokens=batch_tokens)
+
+    def score(self) -> pd.DataFrame:
+        """Score under whatever steering is active, one row per item.
+
+        ``logp_matching`` and ``logp_other`` (summed log-probability of the whole answer, nats), ``tokens_matching``
+        and ``tokens_other``, and the columns of :func:`preferences`.
+        """
+        logp = log_probabilities(self.engine)
+        tokens = np.array([[len(answer) for answer in row.answers] for row in self.engine.rows])
+        frame = pd.DataFrame({"item": np.arange(len(logp))})
+        frame[["logp_matching", "logp_other"]] = logp
+        frame[["tokens_matching", "tokens_other"]] = tokens
+        return frame.join(preferences(logp, tokens, self.fmt))
+
+
+def score(lm: LM, items: Sequence[Item], **options: Any) -> pd.DataFrame:
+    """Score items once; see :class:`Scorer` for options and :meth:`Scorer.score` for the result."""
+    return Scorer(lm, items, **options).score()
 
 
 def preferences(logp: np.ndarray, tokens: np.ndarray, fmt: str) -> pd.DataFrame:
@@ -67,23 +83,26 @@ def preferences(logp: np.ndarray, tokens: np.ndarray, fmt: str) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-@torch.inference_mode()
 def text_log_probability(lm: LM, texts: Sequence[str], *, batch_tokens: int = 2048) -> np.ndarray:
     """Mean log-probability per token (nats) of ordinary texts: what steering costs in fluency."""
     encoded = [tuple(lm.encode_answer(text)) for text in texts]
     rows = [packing.Row(ids[:1], (ids[1:],)) for ids in encoded]
-    result = np.empty(len(rows))
-    for index in packing.batches(rows, batch_tokens):
-        chosen = [rows[i] for i in index]
-        result[index] = _log_probabilities(lm, chosen)[:, 0] / [len(row.answers[0]) for row in chosen]
+    lengths = [len(ids) - 1 for ids in encoded]
+    return log_probabilities(Engine(lm, rows, batch_tokens=batch_tokens))[:, 0] / lengths
+
+
+def log_probabilities(engine: Engine) -> np.ndarray:
+    """Summed log-probability (nats) of every answer of every row, (rows, answers); the head sees answers only."""
+    result = np.empty((len(engine.rows), len(engine.rows[0].answers)))
+    with tqdm(total=len(result), desc="items", disable=None, leave=False) as bar:
+        for index, _, hidden in engine.hidden():
+            result[index] = _sums(engine.lm, [engine.rows[i] for i in index], hidden)
+            bar.update(len(index))
     return result
 
 
 @torch.inference_mode()
-def _log_probabilities(lm: LM, rows: Sequence[packing.Row]) -> np.ndarray:
-    """Summed log-probability of every answer of every row, (rows, answers); the head sees answers only."""
-    batch = packing.pack(rows)
-    hidden = lm.forward_hidden(batch.ids, batch.allowed, batch.positions)
+def _sums(lm: LM, rows: Sequence[packing.Row], hidden: Tensor) -> np.ndarray:
     where = [(b, c) for b, row in enumerate(rows) for a in range(len(row.answers)) for c in row.predictors(a)]
     targets = [t for row in rows for answer in row.answers for t in answer]
     b, c = torch.tensor(where, device=hidden.device).T

@@ -13,7 +13,7 @@ import jinja2
 import psutil
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import logging as hf_logging
 
@@ -110,16 +110,18 @@ class LM:
     def attention_mask(self, allowed: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """Additive attention mask in the form this model's ``forward`` takes.
 
-        ``allowed`` (batch, query, key), boolean: may the query see the key. ``positions`` (batch, length)
-        bound what layers with a sliding window see. Families that mix both kinds of layer (Gemma, Qwen) take
-        one mask per kind; Mistral has one kind only.
+        ``allowed`` (batch, query, key), boolean: may the query see the key. ``positions`` (batch, query) bound what
+        layers with a sliding window see; keys beyond the queries are a shared beginning at positions 0, 1, ...
+        Families that mix both kinds of layer (Gemma, Qwen) take one mask per kind; Mistral has one kind only.
         """
         config = self.model.config
         window = getattr(config, "sliding_window", None)
         full = self._additive(allowed)
         if window is None:
             return full
-        near = positions[:, :, None] - positions[:, None, :] < window
+        before = torch.arange(allowed.shape[2] - allowed.shape[1]).expand(len(positions), -1)
+        keys = torch.cat([before, positions], dim=1)
+        near = positions[:, :, None] - keys[:, None, :] < window
         sliding = self._additive(allowed & near)
         mixed = getattr(config, "layer_types", None)
         return {"full_attention": full, "sliding_attention": sliding} if mixed else sliding
@@ -129,13 +131,14 @@ class LM:
         lowest = torch.tensor(torch.finfo(self.model.dtype).min, dtype=self.model.dtype, device=self.device)
         return torch.where(allowed.to(self.device), zero, lowest)[:, None]
 
-    def forward_hidden(self, ids: Tensor, allowed: Tensor, positions: Tensor) -> Tensor:
+    def forward_hidden(self, ids: Tensor, allowed: Tensor, positions: Tensor, cache: Cache | None = None) -> Tensor:
         """Last hidden states (batch, length, d), after the final norm: what the vocabulary head reads."""
         return self.model.base_model(
             input_ids=ids.to(self.device),
             attention_mask=self.attention_mask(allowed, positions),
             position_ids=positions.to(self.device),
-            use_cache=False,
+            cache=cache,
+            use_cache=cache is not None,
         ).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded rows: ``ids``, ``positions`` (batch, length) and ``allowed`` (batch, query, key)."""
+    """Padded rows: ``ids``, ``positions`` (batch, query) and ``allowed`` (batch, query, key)."""
 
     ids: Tensor
     positions: Tensor
@@ -83,8 +83,12 @@ def read_column(lm: LM, row: Row, answer: int, fmt: str) -> int:
     return span.start + holders[0]
 
 
-def pack(rows: Sequence[Row]) -> Batch:
-    """Pad rows to one length and build positions and the branching attention mask."""
+def pack(rows: Sequence[Row], *, offset: int = 0) -> Batch:
+    """Pad rows to one length and build positions and the branching attention mask.
+
+    ``offset`` tokens come before every row and are not part of it: positions go on from there, and ``allowed`` gets
+    that many leading key columns, seen by all.
+    """
     length = max(map(len, rows))
     ids = torch.zeros(len(rows), length, dtype=torch.long)
     positions = torch.zeros(len(rows), length, dtype=torch.long)
@@ -97,7 +101,8 @@ def pack(rows: Sequence[Row]) -> Batch:
         for a, answer in enumerate(row.answers):
             positions[b, row.span(a)] = torch.arange(start, start + len(answer))
             branch[b, row.span(a)] = a + 1
-    return Batch(ids, positions, _allowed(branch))
+    beginning = torch.ones(*branch.shape, offset, dtype=torch.bool)
+    return Batch(ids, positions + offset, torch.cat([beginning, _allowed(branch)], dim=2))
 
 
 def _allowed(branch: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def differences(profile: Profile, lm: LM, behaviour: str, split: str, fmt: str) 
         layers=profile.layers,
         fmt=fmt,
         template=profile.template,
-        code=store.code_of("activations", "packing", "models"),
+        code=store.code_of("activations", "engine", "packing", "models"),
     )
     options = {"layers": profile.layers, "fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
 
@@ -176,7 +176,7 @@ def scores(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:
         multiplier=profile.multiplier,
         fmt=fmt,
         template=profile.template,
-        code=store.code_of("evaluate", "steering", "packing", "models"),
+        code=store.code_of("evaluate", "steering", "engine", "packing", "models"),
     )
     path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}.csv"
     return store.frame(path, key, lambda: _score_variants(profile, lm, test, kept, behaviour, fmt))
@@ -191,10 +191,12 @@ def _score_variants(
     fmt: str,
 ) -> pd.DataFrame:
     variants = list(_variants(profile, kept))
+    options = {"fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
+    scorer = evaluate.Scorer(lm, test, **options, first=min(profile.layers))
     frames = []
     for method, noise_seed, multiplier, vector in tqdm(variants, desc=behaviour, disable=None, leave=False):
         with steering.apply(lm, vector, multiplier=multiplier):
-            scored = evaluate.score(lm, test, fmt=fmt, template=profile.template, batch_tokens=profile.batch_tokens)
+            scored = scorer.score()
         labels = {
             "behaviour": behaviour,
             "format": fmt,

@@ -64,7 +64,7 @@ def test_a_damaged_stage_is_named(profile, scored):
 
 def test_finished_stages_are_read_back(profile, lm, scored, monkeypatch):
     monkeypatch.setattr(activations, "differences", lambda *a, **k: pytest.fail("extracted again"))
-    monkeypatch.setattr(evaluate, "score", lambda *a, **k: pytest.fail("scored again"))
+    monkeypatch.setattr(evaluate, "Scorer", lambda *a, **k: pytest.fail("scored again"))
     stages.differences(profile, lm, "refusal", "train", "text")
     again = stages.scores(profile, lm, "refusal", "text")
     first = scored[(scored.behaviour == "refusal") & (scored.format == "text")]

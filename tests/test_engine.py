@@ -1,0 +1,107 @@
+"""What is shared, resumed or left out changes no number: every short cut against the plain path."""
+
+import numpy as np
+import pytest
+import torch
+
+from psa_utils import activations, data, engine, evaluate, models, packing, steering
+from psa_utils.engine import Engine
+from psa_utils.vectors import SteeringVectors
+from tests import reference
+
+FIRST = 1
+
+
+def vectors(lm, seed: int) -> SteeringVectors:
+    values = np.random.default_rng(seed).normal(size=(2, lm.width))
+    return SteeringVectors((FIRST, FIRST + 2), values)
+
+
+@pytest.mark.parametrize("fmt", ["text", "letter"])
+def test_every_variant_resumes_to_the_plain_numbers(any_lm, items, fmt):
+    scorer = evaluate.Scorer(any_lm, items, fmt=fmt, batch_tokens=150, first=FIRST)
+    assert len(scorer.engine.prompts.beginning) > 5
+    assert len(scorer.engine.index) > 1
+    for seed, multiplier in ((0, 0.0), (1, 1.0), (2, -2.0), (3, 0.5)):
+        with steering.apply(any_lm, vectors(any_lm, seed), multiplier=multiplier):
+            ours = scorer.score()
+            plain = [reference.log_probability(any_lm, item, item.matching, fmt) for item in items]
+        np.testing.assert_allclose(ours.logp_matching, plain, atol=1e-3, rtol=1e-4)
+
+
+def test_lower_blocks_run_once(llama, items, monkeypatch):
+    """Counted by calls of the attention modules below and above the first steered block."""
+    calls = [0] * len(llama.blocks)
+
+    def count(layer):
+        def hook(*_):
+            calls[layer] += 1
+
+        return hook
+
+    handles = [b.self_attn.register_forward_hook(count(i)) for i, b in enumerate(llama.blocks)]
+    scorer = evaluate.Scorer(llama, items, first=2)
+    for _ in range(5):
+        scorer.score()
+    for handle in handles:
+        handle.remove()
+    passes = 1 + len(scorer.engine.index)
+    assert calls == [passes, passes, 5 * passes, 5 * passes]
+
+
+def test_extraction_stops_after_the_last_block(llama, items):
+    calls = []
+    handle = llama.blocks[3].register_forward_hook(lambda *_: calls.append(1))
+    head = llama.model.get_output_embeddings().register_forward_hook(lambda *_: calls.append(1))
+    activations.differences(llama, items, layers=[0, 2])
+    handle.remove()
+    head.remove()
+    assert calls == []
+
+
+def test_blocks_are_themselves_again(llama, items):
+    ids = torch.tensor([llama.encode_chat("Which way?")])
+    before = llama.model(ids).logits
+    evaluate.Scorer(llama, items, first=2).score()
+    assert torch.equal(llama.model(ids).logits, before)
+    assert not any("forward" in vars(block) for block in llama.blocks)
+
+
+def test_blocks_are_themselves_again_after_an_exception(llama, items, monkeypatch):
+    scorer = evaluate.Scorer(llama, items, first=2)
+    scorer.score()
+    handle = llama.blocks[3].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        scorer.score()
+    handle.remove()
+    assert not any("forward" in vars(block) for block in llama.blocks)
+
+
+def test_prompts_that_share_nothing(llama):
+    rows = [packing.Row((5, 6), ((7,), (8, 9))), packing.Row((6, 5, 4), ((7, 7), (8,)))]
+    assert Engine(llama, rows).prompts.beginning == ()
+    together = evaluate.log_probabilities(Engine(llama, rows))
+    alone = np.concatenate([evaluate.log_probabilities(Engine(llama, [row])) for row in rows])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_one_row_keeps_a_prompt_token_of_its_own(llama):
+    (only,) = engine.Prompts.of([packing.Row((5, 6, 7), ((8,),))]).rows
+    assert only.prompt == (7,)
+
+
+def test_real_model_equals_the_plain_path():
+    """SmolLM2-135M: shared beginning, packed answers, resumed blocks, all at once."""
+    lm = models.load("smollm2-135m")
+    items = data.load_items("mini", "refusal", "test", 3)
+    layers = [12, 14]
+    ours = activations.differences(lm, items, layers=layers)
+    plain = np.stack([reference.difference(lm, item, layers, "text") for item in items])
+    np.testing.assert_allclose(ours, plain, atol=1e-4 * np.abs(plain).max())
+    shift = SteeringVectors(tuple(layers), plain.mean(0))
+    scorer = evaluate.Scorer(lm, items, first=12)
+    scorer.score()
+    with steering.apply(lm, shift, multiplier=0.5):
+        steered = scorer.score().logp_matching
+        expected = [reference.log_probability(lm, item, item.matching, "text") for item in items]
+    np.testing.assert_allclose(steered, expected, rtol=1e-4)
