@@ -12,7 +12,7 @@ Tests hold each of them to the plain path, one whole sequence at a time.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,32 +80,39 @@ class Engine:
         self.rows = self.prompts.rows
         self.index = list(packing.batches(self.rows, batch_tokens))
 
-    @cached_property
-    def batches(self) -> list[Batch]:
-        """Packed batches, in the order of ``index``."""
+    def batches(self) -> Iterator[Batch]:
+        """Packed batches, in the order of ``index``; packed anew each time, so that memory does not grow with rows."""
         offset = len(self.prompts.beginning)
-        return [packing.pack([self.rows[i] for i in index], offset=offset) for index in self.index]
+        return (packing.pack([self.rows[i] for i in index], offset=offset) for index in self.index)
 
     def hidden(self) -> Iterator[tuple[list[int], Batch, Tensor]]:
-        """Yield row numbers, packed batch and last hidden states (batch, length, d)."""
-        below = self._below if self.first else [None] * (1 + len(self.batches))
-        yield from zip(self.index, self.batches, self._passes(below), strict=True)
+        """Yield row numbers, packed batch and last hidden states (batch, length, d).
+
+        Raises:
+            ValueError: steering is active on a block below ``first``, which a resumed pass would leave out.
+        """
+        if steered := [i for i, block in enumerate(self.lm.blocks[: self.first]) if _is_steered(block)]:
+            raise ValueError(f"steering touches blocks {steered}, below first={self.first}; lower `first`")
+        below = self._below if self.first else itertools.repeat(None)
+        for index, (batch, hidden) in zip(self.index, self._passes(below), strict=True):
+            yield index, batch, hidden
 
     @cached_property
     def _below(self) -> list[Tensor]:
-        """Inputs of block ``first``, unsteered: of the shared beginning and of every batch."""
+        """Inputs of block ``first``, unsteered: of the shared beginning, if there is one, and of every batch."""
         kept: list[Tensor] = []
         with _before(self.lm.blocks[self.first], _stop_with(kept)):
-            for _ in self._passes([None] * (1 + len(self.batches))):
+            for _ in self._passes(itertools.repeat(None)):
                 pass
         return kept
 
-    def _passes(self, below: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+    def _passes(self, below: Iterable[Tensor | None]) -> Iterator[tuple[Batch, Tensor | None]]:
+        starts = iter(below)
         cache = SharedCache() if self.prompts.beginning else None
         if cache is not None:
-            self._pass(packing.pack([Row(self.prompts.beginning, ())]), cache, below[0])
-        for batch, start in zip(self.batches, below[1:], strict=True):
-            yield self._pass(batch, cache, start)
+            self._pass(packing.pack([Row(self.prompts.beginning, ())]), cache, next(starts))
+        for batch in self.batches():
+            yield batch, self._pass(batch, cache, next(starts))
 
     @torch.inference_mode()
     def _pass(self, batch: Batch, cache: SharedCache | None, start: Tensor | None) -> Tensor | None:
@@ -123,6 +130,11 @@ class Engine:
 
 class Enough(Exception):
     """Ends a forward pass after the last block that is needed."""
+
+
+def _is_steered(block: nn.Module) -> bool:
+    """Whether one of :mod:`psa_utils.steering`'s hooks, which mark themselves, sits on the block."""
+    return any(getattr(hook, "steers", False) for hook in block._forward_hooks.values())
 
 
 def _stop_with(kept: list[Tensor]) -> Callable[[Tensor], Tensor]:

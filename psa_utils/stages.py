@@ -16,6 +16,8 @@ from .vectors import SteeringVectors
 
 METHODS = ("zero-shot", "PCA", "Mean", "PSA")
 SPLITS = ("train", "public")
+CHUNK = 128
+"""Pairs extracted between two writes to disk."""
 
 
 def load_model(profile: Profile) -> LM:
@@ -41,15 +43,29 @@ def differences(profile: Profile, lm: LM, behaviour: str, split: str, fmt: str) 
         template=profile.template,
         code=store.code_of("activations", "engine", "packing", "models"),
     )
+    path = _differences_path(profile, behaviour, split, fmt)
+    return store.arrays(path, key, lambda: _extract(profile, lm, behaviour, split, fmt, pairs, key))["differences"]
+
+
+def _extract(
+    profile: Profile, lm: LM, behaviour: str, split: str, fmt: str, pairs: Sequence[data.Item], key: str
+) -> dict[str, np.ndarray]:
+    """Extract in chunks, each kept until all are there: an interrupted run goes on after the last whole chunk."""
     options = {"layers": profile.layers, "fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
-
-    def compute() -> dict[str, np.ndarray]:
+    path = _differences_path(profile, behaviour, split, fmt)
+    kept = [path.with_name(f".{path.stem}.{start}{path.suffix}") for start in range(0, len(pairs), CHUNK)]
+    parts = []
+    for start, file in zip(range(0, len(pairs), CHUNK), kept, strict=True):
+        chunk = pairs[start : start + CHUNK]
         try:
-            return {"differences": activations.differences(lm, pairs, **options)}
+            part = store.arrays(file, key, lambda c=chunk: {"part": activations.differences(lm, c, **options)})
         except data.DataError as error:
-            raise data.DataError(f"{data.file_of(profile.data, behaviour, split)}: {error}") from error
-
-    return store.arrays(_differences_path(profile, behaviour, split, fmt), key, compute)["differences"]
+            where = f"{data.file_of(profile.data, behaviour, split)}, from item {start + 1}"
+            raise data.DataError(f"{where}: {error}") from error
+        parts.append(part["part"])
+    for file in kept:
+        file.unlink()
+    return {"differences": np.concatenate(parts)}
 
 
 def _differences_path(profile: Profile, behaviour: str, split: str, fmt: str) -> Path:

@@ -29,6 +29,17 @@ def test_every_variant_resumes_to_the_plain_numbers(any_lm, items, fmt):
         np.testing.assert_allclose(ours.logp_matching, plain, atol=1e-3, rtol=1e-4)
 
 
+def test_steering_below_the_first_block_is_refused(llama, items):
+    scorer = evaluate.Scorer(llama, items, first=2)
+    with (
+        steering.apply(llama, vectors(llama, 0)),
+        pytest.raises(ValueError, match=r"touches blocks \[1\], below first=2"),
+    ):
+        scorer.score()
+    with steering.apply(llama, vectors(llama, 0), multiplier=0):
+        assert len(scorer.score()) == len(items)
+
+
 def test_lower_blocks_run_once(llama, items, monkeypatch):
     """Counted by calls of the attention modules below and above the first steered block."""
     calls = [0] * len(llama.blocks)

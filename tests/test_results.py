@@ -53,6 +53,30 @@ def test_stages_run_in_order_and_say_what_is_missing(profile, lm, monkeypatch, t
         stages.scores(profile, lm, "refusal", "text")
 
 
+def test_an_interrupted_extraction_goes_on_after_the_last_whole_chunk(profile, lm, monkeypatch, tmp_path):
+    monkeypatch.setenv("PSA_OUT", str(tmp_path))
+    monkeypatch.setattr(stages, "CHUNK", 3)
+    plain, done = activations.differences, []
+
+    def dies_in_the_third(lm, pairs, **options):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(len(pairs))
+        return plain(lm, pairs, **options)
+
+    monkeypatch.setattr(activations, "differences", dies_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        stages.differences(profile, lm, "refusal", "train", "text")
+    monkeypatch.setattr(
+        activations, "differences", lambda lm, pairs, **o: done.append(len(pairs)) or plain(lm, pairs, **o)
+    )
+    resumed = stages.differences(profile, lm, "refusal", "train", "text")
+    assert done == [3, 3, 2], "each chunk once"
+    whole = plain(lm, stages.items(profile, "refusal", "train"), layers=profile.layers)
+    np.testing.assert_allclose(resumed, whole, atol=1e-4, rtol=1e-4)
+    assert len(list(stages.paths.results("smoke", "01_extract").iterdir())) == 1, "no chunk is left behind"
+
+
 def test_a_damaged_stage_is_named(profile, scored):
     kept = stages.paths.results("smoke", "01_extract") / "refusal-public-text.safetensors"
     content = kept.read_bytes()
@@ -81,7 +105,7 @@ def test_a_changed_setting_is_not_read_back(profile, lm, scored, monkeypatch):
 def test_too_long_items_name_their_file(profile, lm, monkeypatch, folder):
     monkeypatch.setenv("PSA_OUT", str(folder))
     monkeypatch.setattr(type(lm), "context", property(lambda self: 10))
-    with pytest.raises(data.DataError, match=r"hallucination/generate_dataset\.json: .*too long"):
+    with pytest.raises(data.DataError, match=r"hallucination/generate_dataset\.json, from item 1: .*too long"):
         stages.differences(profile, lm, "hallucination", "train", "text")
 
 
