@@ -9,7 +9,7 @@ MAKEFLAGS += --no-builtin-rules --warn-undefined-variables
 .SECONDARY:
 .DEFAULT_GOAL := help
 NOTEBOOKS := 01_extract 02_private_steer 03_eval
-.PHONY: help figures test smoke nbval lint lock data calibrate clean FORCE $(NOTEBOOKS)
+.PHONY: help figures test smoke nbval lint lock data calibrate bench clean FORCE $(NOTEBOOKS)
 
 PROFILE ?= laptop
 SEED    ?= 0
@@ -50,6 +50,9 @@ data: $(ENV)      ## download the CAA benchmark (pinned, SHA-256 checked) into t
 	$(PYTHON) -m psa_utils.download
 calibrate: $(ENV) ## choose layers and multiplier on public pairs again (ten minutes), into tables/PROFILE
 	$(PYTHON) -m psa_utils.calibrate --profile $(PROFILE)
+bench: $(ENV)     ## speed against the published way of working (needs CAA; a quarter of an hour on an idle machine)
+	$(PYTHON) -m pip install --quiet --no-deps --target build/peers steering-vectors==0.12.2
+	PYTHONPATH=build/peers $(PYTHON) -m tests.benchmarks.bench_engines --json build/bench_engines.json
 lock:             ## resolve pyproject.toml afresh into requirements.lock (torch stays: edit its line to move it)
 	rm -rf build/lock && python3.11 -m venv build/lock && grep '^torch==' requirements.lock > build/lock/torch
 	build/lock/bin/python -m pip install -q 'setuptools>=77' -r build/lock/torch

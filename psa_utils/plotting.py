@@ -98,7 +98,8 @@ def alignment(cells: pd.DataFrame, moved: pd.Series) -> Figure:
     theme()
     behaviours, formats = (list(dict.fromkeys(cells[name])) for name in ("behaviour", "format"))
     size = (COLUMN * (0.4 + 0.6 * len(formats)), 0.55 * len(behaviours) + 0.9)
-    figure, axes = plt.subplots(1, len(formats), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    shared = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = plt.subplots(1, len(formats), figsize=size, layout="constrained", **shared)
     for ax, fmt in zip(axes[0], formats, strict=True):
         _alignment_panel(ax, cells[cells.format == fmt], moved[cells.format == fmt], behaviours)
         ax.set_xlabel(
