@@ -6,7 +6,6 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-builtin-rules --warn-undefined-variables
 .DELETE_ON_ERROR:
-.SECONDARY:
 .DEFAULT_GOAL := help
 NOTEBOOKS := 01_extract 02_private_steer 03_eval
 .PHONY: help figures test smoke nbval lint lock data calibrate bench clean FORCE $(NOTEBOOKS)
@@ -69,6 +68,7 @@ $(VENV): requirements.lock pyproject.toml
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+.SECONDARY: $(NOTEBOOKS:%=build/notebooks/%.sha256)
 # The digest of the code cells only: saving, executing or re-wording a notebook is not a change.
 build/notebooks/%.sha256: notebooks/%.ipynb | $(ENV)
 	@mkdir -p $(@D); $(PYTHON) -m psa_utils.notebooks $< > $@.new

@@ -138,6 +138,13 @@ def test_make_knows_every_artefact_and_every_notebook():
     assert declared[1].split() == [p.stem for p in NOTEBOOKS]
 
 
+def test_the_environment_comes_before_everything_else():
+    command = ["make", "-n", "test", "ACTIVE=", "VENV=build/absent/complete"]
+    planned = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert planned[0].startswith("rm -rf .venv")
+    assert sum(line.startswith("rm -rf .venv") for line in planned[: planned.index("touch build/absent/complete")]) == 1
+
+
 def test_old_make_is_told_so():
     text = (paths.ROOT / "Makefile").read_text()
     guard = "".join(text.splitlines(keepends=True)[: text.splitlines().index("endif") + 1])
