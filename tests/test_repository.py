@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 
 import nbformat
 import numpy as np
@@ -136,6 +137,12 @@ def test_make_knows_every_artefact_and_every_notebook():
     declared = re.search(r"^NOTEBOOKS := (.*)$", (paths.ROOT / "Makefile").read_text(), re.MULTILINE)
     assert declared
     assert declared[1].split() == [p.stem for p in NOTEBOOKS]
+
+
+def test_every_module_the_makefile_runs_exists():
+    modules = set(re.findall(r"-m ((?:psa_utils|tests)[\w.]+)", (paths.ROOT / "Makefile").read_text()))
+    assert "tests.benchmarks.bench_engines" in modules
+    assert all(find_spec(module) for module in modules)
 
 
 def test_the_environment_comes_before_everything_else():
