@@ -1,6 +1,7 @@
 """The house: notebooks in the agreed form, Makefile, lock and README that tell the truth."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -124,9 +125,19 @@ def test_layers_and_multiplier_follow_the_rule_on_public_data():
     assert (caa.layers, caa.multiplier, caa.model) == (LAPTOP.layers, LAPTOP.multiplier, LAPTOP.model)
 
 
+def make(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """Run make as from a shell, although the tests themselves may run under `make test`."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    command = ["make", *arguments]
+    return subprocess.run(
+        command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False, **options
+    )
+
+
 def makefile_database() -> str:
-    command = ["make", "-pn", "figures"]
-    return subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
+    return make("-pn", "figures").stdout
 
 
 def test_make_knows_every_artefact_and_every_notebook():
@@ -146,8 +157,7 @@ def test_every_module_the_makefile_runs_exists():
 
 
 def test_the_environment_comes_before_everything_else():
-    command = ["make", "-n", "test", "ACTIVE=", "VENV=build/absent/complete"]
-    planned = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    planned = make("-n", "test", "ACTIVE=", "VENV=build/absent/complete").stdout.splitlines()
     assert planned[0].startswith("rm -rf .venv")
     assert sum(line.startswith("rm -rf .venv") for line in planned[: planned.index("touch build/absent/complete")]) == 1
 
@@ -155,9 +165,7 @@ def test_the_environment_comes_before_everything_else():
 def test_old_make_is_told_so():
     text = (paths.ROOT / "Makefile").read_text()
     guard = "".join(text.splitlines(keepends=True)[: text.splitlines().index("endif") + 1])
-    done = subprocess.run(
-        ["make", "-f", "-", ".FEATURES=archives"], input=guard, capture_output=True, text=True, check=False
-    )
+    done = make("-f", "-", ".FEATURES=archives", input=guard)
     assert done.returncode != 0
     assert "GNU make >= 4.3 is needed" in done.stderr
 
