@@ -68,8 +68,8 @@ $(VENV): requirements.lock pyproject.toml
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-.SECONDARY: $(NOTEBOOKS:%=build/notebooks/%.sha256)
 # The digest of the code cells only: saving, executing or re-wording a notebook is not a change.
+.SECONDARY: $(NOTEBOOKS:%=build/notebooks/%.sha256)
 build/notebooks/%.sha256: notebooks/%.ipynb | $(ENV)
 	@mkdir -p $(@D); $(PYTHON) -m psa_utils.notebooks $< > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@

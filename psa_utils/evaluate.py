@@ -14,8 +14,6 @@ from .data import Item
 from .engine import Engine
 from .models import LM
 
-METRICS = {"probability": "mean normalised probability", "accuracy": "accuracy"}
-
 
 class Scorer:
     """Scores the matching against the other answer of each item, as often as there are vectors to try.

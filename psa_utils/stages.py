@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from . import accounting, activations, data, evaluate, mechanism, models, paths, seeding, steering, store
+from . import accounting, activations, data, evaluate, mechanism, models, packing, paths, seeding, steering, store
 from .config import Profile
 from .models import LM
 from .vectors import SteeringVectors
@@ -53,19 +53,19 @@ def _extract(
     """Extract in chunks, each kept until all are there: an interrupted run goes on after the last whole chunk."""
     options = {"layers": profile.layers, "fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
     path = _differences_path(profile, behaviour, split, fmt)
-    kept = [path.with_name(f".{path.stem}.{start}{path.suffix}") for start in range(0, len(pairs), CHUNK)]
-    parts = []
-    for start, file in zip(range(0, len(pairs), CHUNK), kept, strict=True):
-        chunk = pairs[start : start + CHUNK]
-        try:
-            part = store.arrays(file, key, lambda c=chunk: {"part": activations.differences(lm, c, **options)})
-        except data.DataError as error:
-            where = f"{data.file_of(profile.data, behaviour, split)}, from item {start + 1}"
-            raise data.DataError(f"{where}: {error}") from error
-        parts.append(part["part"])
-    for file in kept:
+    parts = {}
+    try:
+        packing.rows_of(lm, pairs, fmt, template=profile.template)  # names every item too long before hours of work
+        for start in range(0, len(pairs), CHUNK):
+            file, chunk = path.with_name(f".{path.stem}.{start}{path.suffix}"), pairs[start : start + CHUNK]
+            kept = store.arrays(file, key, lambda c=chunk: {"part": activations.differences(lm, c, **options)})
+            parts[file] = kept["part"]
+    except data.DataError as error:
+        after = f", counted after item {CHUNK * len(parts)}" if parts else ""
+        raise data.DataError(f"{data.file_of(profile.data, behaviour, split)}{after}: {error}") from error
+    for file in parts:
         file.unlink()
-    return {"differences": np.concatenate(parts)}
+    return {"differences": np.concatenate(list(parts.values()))}
 
 
 def _differences_path(profile: Profile, behaviour: str, split: str, fmt: str) -> Path:

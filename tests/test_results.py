@@ -102,11 +102,13 @@ def test_a_changed_setting_is_not_read_back(profile, lm, scored, monkeypatch):
     monkeypatch.undo()
 
 
-def test_too_long_items_name_their_file(profile, lm, monkeypatch, folder):
-    monkeypatch.setenv("PSA_OUT", str(folder))
+def test_too_long_items_name_their_file_all_at_once(profile, lm, monkeypatch, folder):
+    """Also when they lie in different chunks, and with their numbers in the file."""
+    monkeypatch.setattr(stages, "CHUNK", 3)
     monkeypatch.setattr(type(lm), "context", property(lambda self: 10))
-    with pytest.raises(data.DataError, match=r"hallucination/generate_dataset\.json, from item 1: .*too long"):
+    with pytest.raises(data.DataError, match=r"hallucination/generate_dataset\.json: 8 item\(s\) too long") as error:
         stages.differences(profile, lm, "hallucination", "train", "text")
+    assert all(f"item {i}: " in str(error.value) for i in range(1, 9))
 
 
 def test_one_tidy_row_per_item_method_multiplier_and_seed(profile, scored):
