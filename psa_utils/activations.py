@@ -24,7 +24,7 @@ def differences(
     layers: Sequence[int],
     fmt: str = "text",
     template: str = "chat",
-    batch_tokens: int = 2048,
+    batch_tokens: int = 1024,
 ) -> np.ndarray:
     """Activation differences of contrastive pairs, float32 (n, k, d).
 

@@ -54,7 +54,7 @@ class Profile:
     n_test: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
     """Tokens in one forward pass, padding included."""
     bootstrap: int = 2000
 

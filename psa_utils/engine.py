@@ -4,15 +4,15 @@ Three facts make passes cheap without changing a number beyond rounding:
 
 * all prompts of a set begin with the same tokens (system prompt and template head): their keys and values are computed
   once, in one row, and every row attends to them;
-* what happens below the first steered block is the same for every vector: it is computed once per prompt set, and
-  every variant resumes from there;
+* what happens up to the first steered block is the same for every vector: its output, before the vector is added, is
+  computed once per prompt set, and every variant resumes from there;
 * nothing is needed after the last block that is read.
 
 Tests hold each of them to the plain path, one whole sequence at a time.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,11 +70,12 @@ class Engine:
     Args:
         lm: the model.
         rows: prompts and answers, as :func:`psa_utils.packing.rows_of` makes them.
-        first: block from which every pass but the first resumes. 0: keep nothing, start from the tokens.
+        first: first block that is ever steered; every pass resumes from its output. None: keep nothing, start from
+            the tokens.
         batch_tokens: tokens in one pass, padding included.
     """
 
-    def __init__(self, lm: LM, rows: Sequence[Row], *, first: int = 0, batch_tokens: int = 2048) -> None:
+    def __init__(self, lm: LM, rows: Sequence[Row], *, first: int | None = None, batch_tokens: int = 1024) -> None:
         self.lm, self.first = lm, first
         self.prompts = Prompts.of(rows)
         self.rows = self.prompts.rows
@@ -91,23 +92,32 @@ class Engine:
         Raises:
             ValueError: steering is active on a block below ``first``, which a resumed pass would leave out.
         """
-        if steered := [i for i, block in enumerate(self.lm.blocks[: self.first]) if _is_steered(block)]:
+        if steered := [i for i, block in enumerate(self.lm.blocks[: self.first or 0]) if _is_steered(block)]:
             raise ValueError(f"steering touches blocks {steered}, below first={self.first}; lower `first`")
-        below = self._below if self.first else itertools.repeat(None)
-        for index, (batch, hidden) in zip(self.index, self._passes(below), strict=True):
+        starts = itertools.repeat(None) if self.first is None else self._outputs_of_first
+        for index, (batch, hidden) in zip(self.index, self._passes(starts), strict=True):
             yield index, batch, hidden
 
     @cached_property
-    def _below(self) -> list[Tensor]:
-        """Inputs of block ``first``, unsteered: of the shared beginning, if there is one, and of every batch."""
+    def _outputs_of_first(self) -> list[Tensor]:
+        """Outputs of block ``first``, unsteered: of the shared beginning, if there is one, and of every batch."""
         kept: list[Tensor] = []
-        with _before(self.lm.blocks[self.first], _stop_with(kept)):
+
+        def keep(_module: nn.Module, _inputs: Any, output: Tensor | tuple) -> None:
+            kept.append(output[0] if isinstance(output, tuple) else output)
+            raise Enough
+
+        # Before any other hook: steering that is active now must not be part of what is kept.
+        handle = self.lm.blocks[self.first].register_forward_hook(keep, prepend=True)
+        try:
             for _ in self._passes(itertools.repeat(None)):
                 pass
+        finally:
+            handle.remove()
         return kept
 
-    def _passes(self, below: Iterable[Tensor | None]) -> Iterator[tuple[Batch, Tensor | None]]:
-        starts = iter(below)
+    def _passes(self, outputs_of_first: Iterable[Tensor | None]) -> Iterator[tuple[Batch, Tensor | None]]:
+        starts = iter(outputs_of_first)
         cache = SharedCache() if self.prompts.beginning else None
         if cache is not None:
             self._pass(packing.pack([Row(self.prompts.beginning, ())]), cache, next(starts))
@@ -116,12 +126,11 @@ class Engine:
 
     @torch.inference_mode()
     def _pass(self, batch: Batch, cache: SharedCache | None, start: Tensor | None) -> Tensor | None:
-        """One pass; from block ``first`` on if its input ``start`` is known; None if it was stopped early."""
+        """One pass; from the output ``start`` of block ``first`` if it is known; None if it was stopped early."""
         with ExitStack() as stack:
             if start is not None:
-                for block in self.lm.blocks[: self.first]:
-                    stack.enter_context(_passing_through(block))
-                stack.enter_context(_before(self.lm.blocks[self.first], lambda _: start))
+                for block in self.lm.blocks[: self.first + 1]:
+                    stack.enter_context(_handing_on(block, start))
             try:
                 return self.lm.forward_hidden(batch.ids, batch.allowed, batch.positions, cache)
             except Enough:
@@ -137,33 +146,11 @@ def _is_steered(block: nn.Module) -> bool:
     return any(getattr(hook, "steers", False) for hook in block._forward_hooks.values())
 
 
-def _stop_with(kept: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    def keep(hidden: Tensor) -> Tensor:
-        kept.append(hidden)
-        raise Enough
-
-    return keep
-
-
 @contextmanager
-def _before(block: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Replace the hidden states that enter a block."""
-
-    def hook(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return change(args[0]), *args[1:]
-
-    handle = block.register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _passing_through(block: nn.Module) -> Iterator[None]:
-    """Let a block hand on its input untouched."""
+def _handing_on(block: nn.Module, hidden: Tensor) -> Iterator[None]:
+    """Let a block return ``hidden`` without computing anything; its hooks still run."""
     own = vars(block).get("forward")
-    block.forward = lambda hidden, *_, **__: hidden
+    block.forward = lambda *_, **__: hidden
     try:
         yield
     finally:

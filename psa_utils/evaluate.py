@@ -14,12 +14,15 @@ from .data import Item
 from .engine import Engine
 from .models import LM
 
+SLICE = 4096
+"""Words of the vocabulary whose logits are computed at once."""
+
 
 class Scorer:
     """Scores the matching against the other answer of each item, as often as there are vectors to try.
 
     Args:
-        first: first steered block; what comes before it is computed once for all calls of :meth:`score`.
+        first: first block that is ever steered; what comes before is computed once for all calls of :meth:`score`.
 
     Raises:
         ValueError: no items. DataError: items longer than the model's context.
@@ -32,14 +35,14 @@ class Scorer:
         *,
         fmt: str = "text",
         template: str = "chat",
-        batch_tokens: int = 2048,
-        first: int = 0,
+        batch_tokens: int = 1024,
+        first: int | None = None,
     ) -> None:
         if not items:
             raise ValueError("items is empty; give at least one test item")
-        rows = packing.rows_of(lm, items, fmt, template=template)
         self.fmt = fmt
-        self.engine = Engine(lm, rows, first=first, batch_tokens=batch_tokens)
+        self.rows = packing.rows_of(lm, items, fmt, template=template)
+        self.engine = Engine(lm, [row.inputs() for row in self.rows], first=first, batch_tokens=batch_tokens)
 
     def score(self) -> pd.DataFrame:
         """Score under whatever steering is active, one row per item.
@@ -47,8 +50,8 @@ class Scorer:
         ``logp_matching`` and ``logp_other`` (summed log-probability of the whole answer, nats), ``tokens_matching``
         and ``tokens_other``, and the columns of :func:`preferences`.
         """
-        logp = log_probabilities(self.engine)
-        tokens = np.array([[len(answer) for answer in row.answers] for row in self.engine.rows])
+        logp = log_probabilities(self.engine, [row.answers for row in self.rows])
+        tokens = np.array([[len(answer) for answer in row.answers] for row in self.rows])
         frame = pd.DataFrame({"item": np.arange(len(logp))})
         frame[["logp_matching", "logp_other"]] = logp
         frame[["tokens_matching", "tokens_other"]] = tokens
@@ -81,35 +84,56 @@ def preferences(logp: np.ndarray, tokens: np.ndarray, fmt: str) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def text_log_probability(lm: LM, texts: Sequence[str], *, batch_tokens: int = 2048) -> np.ndarray:
+def text_log_probability(lm: LM, texts: Sequence[str], *, batch_tokens: int = 1024) -> np.ndarray:
     """Mean log-probability per token (nats) of ordinary texts: what steering costs in fluency."""
     encoded = [tuple(lm.encode_answer(text)) for text in texts]
     rows = [packing.Row(ids[:1], (ids[1:],)) for ids in encoded]
-    lengths = [len(ids) - 1 for ids in encoded]
-    return log_probabilities(Engine(lm, rows, batch_tokens=batch_tokens))[:, 0] / lengths
+    engine = Engine(lm, [row.inputs() for row in rows], batch_tokens=batch_tokens)
+    return log_probabilities(engine, [row.answers for row in rows])[:, 0] / [len(ids) - 1 for ids in encoded]
 
 
-def log_probabilities(engine: Engine) -> np.ndarray:
-    """Summed log-probability (nats) of every answer of every row, (rows, answers); the head sees answers only."""
-    result = np.empty((len(engine.rows), len(engine.rows[0].answers)))
+Answers = Sequence[Sequence[int]]
+
+
+def log_probabilities(engine: Engine, answers: Sequence[Answers]) -> np.ndarray:
+    """Summed log-probability (nats) of every answer of every row, (rows, answers); the head sees answers only.
+
+    Args:
+        engine: runs the rows' inputs (:meth:`psa_utils.packing.Row.inputs`).
+        answers: whole answers of every row.
+    """
+    result = np.empty((len(answers), len(answers[0])))
     with tqdm(total=len(result), desc="items", disable=None, leave=False) as bar:
         for index, _, hidden in engine.hidden():
-            result[index] = _sums(engine.lm, [engine.rows[i] for i in index], hidden)
+            whole = [packing.Row(engine.rows[i].prompt, answers[i]) for i in index]
+            result[index] = _sums(engine.lm, whole, hidden)
             bar.update(len(index))
     return result
 
 
 @torch.inference_mode()
 def _sums(lm: LM, rows: Sequence[packing.Row], hidden: Tensor) -> np.ndarray:
-    where = [(b, c) for b, row in enumerate(rows) for a in range(len(row.answers)) for c in row.predictors(a)]
+    places = [(b, c) for b, row in enumerate(rows) for a in range(len(row.answers)) for c in row.predictors(a)]
     targets = [t for row in rows for answer in row.answers for t in answer]
-    b, c = torch.tensor(where, device=hidden.device).T
-    picked = _target_log_probabilities(lm, hidden[b, c], torch.tensor(targets, device=hidden.device))
+    # The last token of a prompt predicts the first of every answer: look at it once.
+    places, which = torch.tensor(places, device=hidden.device).unique(dim=0, return_inverse=True)
+    logp = _target_log_probabilities(lm, hidden[*places.T], which, torch.tensor(targets, device=hidden.device))
     lengths = [len(answer) for row in rows for answer in row.answers]
-    sums = [part.sum().item() for part in picked.double().split(lengths)]
+    sums = [part.sum().item() for part in logp.double().split(lengths)]
     return np.reshape(sums, (len(rows), -1))
 
 
-def _target_log_probabilities(lm: LM, hidden: Tensor, targets: Tensor) -> Tensor:
-    logits = lm.logits(hidden)
-    return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=1)
+def _target_log_probabilities(lm: LM, hidden: Tensor, which: Tensor, targets: Tensor) -> Tensor:
+    """log P(targets[i]) (nats) after ``hidden[which[i]]``, a slice of the vocabulary at a time.
+
+    All logits at once would be hundreds of megabytes that stream through memory several times; a slice stays in the
+    processor's cache.
+    """
+    total = hidden.new_full((len(hidden),), -torch.inf, dtype=torch.float32)
+    picked = torch.empty_like(targets, dtype=torch.float32)
+    for start in range(0, lm.vocabulary, SLICE):
+        logits = lm.logits(hidden, slice(start, start + SLICE))
+        total = torch.logaddexp(total, logits.logsumexp(dim=1))
+        inside = (start <= targets) & (targets < start + SLICE)
+        picked[inside] = logits[which[inside], targets[inside] - start]
+    return picked - total[which]

@@ -60,6 +60,11 @@ class LM:
         return self.model.get_input_embeddings().weight.device
 
     @property
+    def vocabulary(self) -> int:
+        """Number of words the head scores."""
+        return len(self.model.get_output_embeddings().weight)
+
+    @property
     def context(self) -> int:
         """Longest sequence in tokens."""
         return self.model.config.max_position_embeddings
@@ -141,9 +146,11 @@ class LM:
             use_cache=cache is not None,
         ).last_hidden_state
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary logits (..., vocab) of last hidden states (..., d), float32."""
-        logits = self.model.get_output_embeddings()(hidden).float()
+    def logits(self, hidden: Tensor, words: slice = slice(None)) -> Tensor:
+        """Logits (..., words) of a slice of the vocabulary, of last hidden states (..., d); float32."""
+        head = self.model.get_output_embeddings()
+        bias = None if head.bias is None else head.bias[words]
+        logits = nn.functional.linear(hidden.to(head.weight.device), head.weight[words], bias).float()
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -5,6 +5,7 @@ and its positions go on where the prompt ended: each answer is computed exactly 
 the prompt. Rows are padded on the right; padding is seen by nobody.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from .models import LM
 
 PADDING = -1
 PROMPT = 0
+MIN_FILLED = 7 / 8
+"""Shortest row of a batch, in units of its longest."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,14 @@ class Row:
         start = len(self.prompt) + sum(map(len, self.answers[:answer]))
         return slice(start, start + len(self.answers[answer]))
 
+    def inputs(self) -> "Row":
+        """The row without each answer's last token: all that is needed to predict every token of the answers."""
+        return Row(self.prompt, tuple(answer[:-1] for answer in self.answers))
+
     def predictors(self, answer: int) -> list[int]:
-        """Columns whose output predicts the answer's tokens: the prompt's last token, then its own but one."""
-        span = self.span(answer)
-        return [len(self.prompt) - 1, *range(span.start, span.stop - 1)]
+        """Columns of :meth:`inputs` whose output predicts the answer's tokens: the prompt's last, then the answer's."""
+        span = self.inputs().span(answer)
+        return [len(self.prompt) - 1, *range(span.start, span.stop)]
 
 
 @dataclass(frozen=True)
@@ -114,14 +121,16 @@ def _allowed(branch: Tensor) -> Tensor:
 
 
 def batches(rows: Sequence[Row], tokens: int) -> Iterator[list[int]]:
-    """Yield row numbers in batches of at most ``tokens`` padded tokens, long rows first.
+    """Yield row numbers in batches of at most ``tokens`` padded tokens, long rows first, none more than 1/8 padding.
 
-    >>> rows = [Row((1,) * n, ((2,),)) for n in (3, 9, 4)]
+    >>> rows = [Row((1,) * n, ((2,),)) for n in (3, 9, 3, 4)]
     >>> list(batches(rows, 12)), list(batches(rows, 1))
-    ([[1], [2, 0]], [[1], [2], [0]])
+    ([[1], [3], [0, 2]], [[1], [3], [0], [2]])
     """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     while order:
-        size = max(1, tokens // len(rows[order[0]]))
-        yield order[:size]
-        order = order[size:]
+        longest = len(rows[order[0]])
+        most = order[: max(1, tokens // longest)]
+        batch = list(itertools.takewhile(lambda i: len(rows[i]) >= MIN_FILLED * longest, most))  # noqa: B023
+        yield batch
+        order = order[len(batch) :]

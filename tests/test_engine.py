@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from psa_utils import activations, data, engine, evaluate, models, packing, steering
+from psa_utils import activations, data, engine, evaluate, generate, models, packing, steering
 from psa_utils.engine import Engine
 from psa_utils.vectors import SteeringVectors
 from tests import reference
@@ -57,7 +57,7 @@ def test_lower_blocks_run_once(llama, items, monkeypatch):
     for handle in handles:
         handle.remove()
     passes = 1 + len(scorer.engine.index)
-    assert calls == [passes, passes, 5 * passes, 5 * passes]
+    assert calls == [passes, passes, passes, 5 * passes]
 
 
 def test_extraction_stops_after_the_last_block(llama, items):
@@ -91,8 +91,11 @@ def test_blocks_are_themselves_again_after_an_exception(llama, items, monkeypatc
 def test_prompts_that_share_nothing(llama):
     rows = [packing.Row((5, 6), ((7,), (8, 9))), packing.Row((6, 5, 4), ((7, 7), (8,)))]
     assert Engine(llama, rows).prompts.beginning == ()
-    together = evaluate.log_probabilities(Engine(llama, rows))
-    alone = np.concatenate([evaluate.log_probabilities(Engine(llama, [row])) for row in rows])
+
+    def logp(some: list[packing.Row]) -> np.ndarray:
+        return evaluate.log_probabilities(Engine(llama, [row.inputs() for row in some]), [row.answers for row in some])
+
+    together, alone = logp(rows), np.concatenate([logp([row]) for row in rows])
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
@@ -101,18 +104,44 @@ def test_one_row_keeps_a_prompt_token_of_its_own(llama):
     assert only.prompt == (7,)
 
 
-def test_real_model_equals_the_plain_path():
-    """SmolLM2-135M: shared beginning, packed answers, resumed blocks, all at once."""
-    lm = models.load("smollm2-135m")
-    items = data.load_items("mini", "refusal", "test", 3)
+@pytest.fixture(scope="module")
+def smollm2():
+    return models.load("smollm2-135m")
+
+
+@pytest.fixture(scope="module")
+def real_items(items) -> list[data.Item]:
+    """Unequal lengths, two and three options."""
+    return [*items[:2], *data.load_items("mini", "refusal", "test", 2)]
+
+
+@pytest.mark.parametrize("fmt", ["text", "letter"])
+def test_real_model_equals_the_plain_path(smollm2, real_items, fmt):
+    """SmolLM2-135M: shared beginning, packed answers, padding, resumed blocks, all at once."""
     layers = [12, 14]
-    ours = activations.differences(lm, items, layers=layers)
-    plain = np.stack([reference.difference(lm, item, layers, "text") for item in items])
+    ours = activations.differences(smollm2, real_items, layers=layers, fmt=fmt)
+    plain = np.stack([reference.difference(smollm2, item, layers, fmt) for item in real_items])
     np.testing.assert_allclose(ours, plain, atol=1e-4 * np.abs(plain).max())
     shift = SteeringVectors(tuple(layers), plain.mean(0))
-    scorer = evaluate.Scorer(lm, items, first=12)
+    scorer = evaluate.Scorer(smollm2, real_items, fmt=fmt, first=12)
     scorer.score()
-    with steering.apply(lm, shift, multiplier=0.5):
-        steered = scorer.score().logp_matching
-        expected = [reference.log_probability(lm, item, item.matching, "text") for item in items]
-    np.testing.assert_allclose(steered, expected, rtol=1e-4)
+    with steering.apply(smollm2, shift, multiplier=0.5):
+        steered = scorer.score()
+        for column, option in (("logp_matching", "matching"), ("logp_other", "other")):
+            plain_logp = [reference.log_probability(smollm2, i, getattr(i, option), fmt) for i in real_items]
+            np.testing.assert_allclose(steered[column], plain_logp, rtol=1e-4, atol=1e-4)
+
+
+def test_real_model_generates_the_plain_answers_under_a_vector_per_row(smollm2, real_items):
+    values = np.random.default_rng(0).normal(size=(2, 2, smollm2.width))
+    rows = [SteeringVectors((12, 14), values[0]), None, SteeringVectors((12, 14), values[1])]
+    prompts = [smollm2.encode_chat(item.question) for item in real_items[:3]]
+    ours = generate.sample(smollm2, prompts, rows, temperature=0, max_new_tokens=10)
+    for prompt, row, (answer,) in zip(prompts, rows, ours, strict=True):
+        ids = torch.tensor([prompt])
+        with steering.apply(smollm2, [row]):
+            plain = smollm2.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10, use_cache=False
+            )
+        assert answer == plain[0, len(prompt) : len(prompt) + len(answer)].tolist()
+        assert len(answer) > 3
