@@ -34,15 +34,7 @@ def items(profile: Profile, behaviour: str, split: str) -> list[data.Item]:
 def differences(profile: Profile, lm: LM, behaviour: str, split: str, fmt: str) -> np.ndarray:
     """Difference vectors (n, k, d) of a behaviour's ``train`` (private) or ``public`` pairs; kept on disk."""
     pairs = items(profile, behaviour, split)
-    key = store.key_of(
-        model=lm.revision,
-        dtype=profile.dtype,
-        items=data.digest(pairs),
-        layers=profile.layers,
-        fmt=fmt,
-        template=profile.template,
-        code=store.code_of("activations", "engine", "packing", "models"),
-    )
+    key = f"{_request(profile, pairs, fmt)} {lm.revision}"
     path = _differences_path(profile, behaviour, split, fmt)
     return store.arrays(path, key, lambda: _extract(profile, lm, behaviour, split, fmt, pairs, key))["differences"]
 
@@ -68,6 +60,19 @@ def _extract(
     return {"differences": np.concatenate(list(parts.values()))}
 
 
+def _request(profile: Profile, pairs: Sequence[data.Item], fmt: str) -> str:
+    """Everything but the weights that decides what an extraction gives."""
+    return store.key_of(
+        model=profile.model,
+        dtype=profile.dtype,
+        items=data.digest(pairs),
+        layers=profile.layers,
+        fmt=fmt,
+        template=profile.template,
+        code=store.code_of("activations", "engine", "packing", "models"),
+    )
+
+
 def _differences_path(profile: Profile, behaviour: str, split: str, fmt: str) -> Path:
     return paths.results(profile.name, "01_extract") / f"{behaviour}-{split}-{fmt}.safetensors"
 
@@ -89,16 +94,20 @@ def extracted(profile: Profile, behaviour: str, fmt: str) -> Extracted:
 
     Raises:
         FileNotFoundError: notebook 01 has not run for this profile.
-        ValueError: a kept file is damaged.
+        ValueError: a kept file is damaged, or was made from other items, layers or code.
     """
-    made_by = f"make 01_extract PROFILE={profile.name}"
-    files = [paths.require(_differences_path(profile, behaviour, split, fmt), made_by) for split in SPLITS]
-    kept = [store.read_arrays(file) for file in files]
-    if None in kept:
-        raise ValueError(f"{files[kept.index(None)]} is damaged; delete it and run `{made_by}`")
-    private, public = (arrays["differences"] for arrays in kept)
+    private, public = (_read_differences(profile, behaviour, split, fmt) for split in SPLITS)
     clip = mechanism.public_clip(public, profile.clip_quantile)
     return Extracted(private, public, clip, np.linalg.norm(mechanism.mean(public), axis=1))
+
+
+def _read_differences(profile: Profile, behaviour: str, split: str, fmt: str) -> np.ndarray:
+    made_by = f"make 01_extract PROFILE={profile.name}"
+    file = paths.require(_differences_path(profile, behaviour, split, fmt), made_by)
+    kept = store.read_arrays(file, _request(profile, items(profile, behaviour, split), fmt))
+    if kept is None:
+        raise ValueError(f"{file} is damaged or was made with other settings; delete it and run `{made_by}`")
+    return kept["differences"]
 
 
 def draw(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str, noise_seed: int) -> np.ndarray:

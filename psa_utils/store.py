@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from . import paths
 
-KEY = "key"
+KEY, DIGEST = "key", "sha256"
 
 
 def key_of(**inputs: Any) -> str:
@@ -41,19 +41,30 @@ def arrays(path: Path, key: str, compute: Callable[[], Mapping[str, np.ndarray]]
         return kept
     values = {name: np.ascontiguousarray(value) for name, value in compute().items()}
     with paths.atomic(path) as temporary:
-        save_file(values, temporary, metadata={KEY: key})
+        save_file(values, temporary, metadata={KEY: key, DIGEST: _digest_arrays(values)})
     return values
 
 
-def read_arrays(path: Path, key: str | None = None) -> dict[str, np.ndarray] | None:
-    """Return the arrays kept at ``path``; None if the file is absent, damaged or kept under another key."""
+def read_arrays(path: Path, key: str) -> dict[str, np.ndarray] | None:
+    """Return the arrays kept at ``path`` under a key that begins with ``key``.
+
+    None if the file is absent, kept under another key, or damaged: truncated, or a single bit of it flipped.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
-            if key not in (None, (file.metadata() or {}).get(KEY)):
-                return None
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = file.metadata() or {}
+            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (FileNotFoundError, SafetensorError):
         return None
+    whole = about.get(KEY, "").startswith(key) and about.get(DIGEST) == _digest_arrays(values)
+    return values if whole else None
+
+
+def _digest_arrays(values: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(values.items()):
+        digest.update(f"{name} {value.dtype} {value.shape}".encode() + value.tobytes())
+    return digest.hexdigest()
 
 
 def frame(path: Path, key: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:

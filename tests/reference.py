@@ -38,6 +38,5 @@ def difference(lm: LM, item: Item, layers: list[int], fmt: str) -> np.ndarray:
 @torch.inference_mode()
 def log_probability(lm: LM, item: Item, option: int, fmt: str) -> float:
     prompt, answer = encode(lm, item, option, fmt)
-    logits = lm.model(torch.tensor([prompt + answer]), use_cache=False).logits[0].double()
-    logp = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-    return logp.gather(1, torch.tensor(answer)[:, None]).sum().item()
+    logits = lm.model(torch.tensor([prompt + answer]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None]).double().sum().item()

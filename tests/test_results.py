@@ -81,9 +81,16 @@ def test_a_damaged_stage_is_named(profile, scored):
     kept = stages.paths.results("smoke", "01_extract") / "refusal-public-text.safetensors"
     content = kept.read_bytes()
     kept.write_bytes(content[:-9])
-    with pytest.raises(ValueError, match=r"refusal-public-text.* is damaged; delete it and run `make 01_extract"):
+    with pytest.raises(ValueError, match=r"refusal-public-text.* is damaged or .*; delete it and run `make 01_extract"):
         stages.extracted(profile, "refusal", "text")
     kept.write_bytes(content)
+
+
+def test_differences_of_other_layers_or_items_are_not_read_back(profile, scored):
+    stages.extracted(profile, "refusal", "text")
+    for change in ({"layers": (1, 2)}, {"n_train": 5}, {"template": "llama2"}):
+        with pytest.raises(ValueError, match="made with other settings"):
+            stages.extracted(dataclasses.replace(profile, **change), "refusal", "text")
 
 
 def test_finished_stages_are_read_back(profile, lm, scored, monkeypatch):

@@ -92,6 +92,12 @@ def test_stages_are_kept_under_their_key_and_recomputed_when_damaged(tmp_path, k
     damaged = keep(path, "k2", compute)
     assert len(calls) == 3
     np.testing.assert_array_equal(damaged["y"], first["y"])
+    flipped = bytearray(path.read_bytes())
+    flipped[-5] ^= 1
+    path.write_bytes(flipped)
+    damaged = keep(path, "k2", compute)
+    assert len(calls) == 4
+    np.testing.assert_array_equal(damaged["y"], first["y"])
 
 
 def test_vectors_round_trip_with_their_record(tmp_path):
