@@ -61,9 +61,29 @@ class Item:
         return self.listed if fmt == "letter" else self.question
 
     def completion(self, option: int, fmt: str) -> str:
-        """The assistant's answer: "(A)" or the option's words."""
+        """The assistant's answer: "(A)" or the option's words.
+
+        Raises:
+            DataError: the option has no words (only where :class:`Fields` allowed it) and ``fmt`` is ``text``.
+        """
         _known("format", fmt, FORMATS)
-        return f"({chr(ord('A') + option)})" if fmt == "letter" else self.options[option]
+        letter = f"({chr(ord('A') + option)})"
+        if fmt == "text" and not self.options[option]:
+            raise DataError(f"{self.question!r}: option {letter} has no words; ask by letter or leave the item out")
+        return letter if fmt == "letter" else self.options[option]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Names under which a file keeps the parts of an item; the defaults are those of CAA's behaviours."""
+
+    question: str = "question"
+    matching: str = "answer_matching_behavior"
+    other: str = "answer_not_matching_behavior"
+    frame: str = "frame"
+    frame_required: bool = False
+    other_may_be_empty: bool = False
+    """Whether the answer that does not match may have no words."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +154,14 @@ def load_open_ended(source: str, behaviour: str) -> list[OpenEnded]:
     return [row for row in rows if row is not None]
 
 
-def read_items(path: Path) -> list[Item]:
-    """Parse one A/B file.
+def read_items(path: Path, fields: Fields = Fields()) -> list[Item]:
+    """Parse one A/B file whose objects name their parts as ``fields`` says.
 
     Raises:
         DataError: names the file, every faulty item's number (from 1) and the cure.
     """
     faults: list[str] = []
-    items = [_item(i, row, faults) for i, row in enumerate(_read_list(path), 1)]
+    items = [_item(i, row, fields, faults) for i, row in enumerate(_read_list(path), 1)]
     _report(path, faults)
     return [item for item in items if item is not None]
 
@@ -175,24 +195,26 @@ def _fields(i: int, row: object, names: Sequence[str], faults: list[str]) -> boo
     return not bad
 
 
-def _item(i: int, row: object, faults: list[str]) -> Item | None:
-    names = ("question", "answer_matching_behavior", "answer_not_matching_behavior")
-    if not _fields(i, row, names, faults):
+def _item(i: int, row: object, fields: Fields, faults: list[str]) -> Item | None:
+    names = (fields.matching, fields.other)
+    if not _fields(i, row, (fields.question, *names, *[fields.frame] * fields.frame_required), faults):
         return None
-    question, options = split_options(row["question"])
+    question, options = split_options(row[fields.question])
     letters = [f"({chr(ord('A') + j)})" for j in range(len(options))]
-    found = [row[name].strip() for name in names[1:]]
+    found = [row[name].strip() for name in names]
     before = len(faults)
     if len(options) < 2:
         faults.append(f"item {i}: the question lists no options; end it with lines '(A) ...' and '(B) ...'")
     else:
         faults += [
             f"item {i}: {n}={f!r} names none of {', '.join(letters)}; write the letter of an option"
-            for n, f in zip(names[1:], found, strict=True)
+            for n, f in zip(names, found, strict=True)
             if f not in letters
         ]
         faults += [
-            f"item {i}: option {x} is empty; give it words" for x, o in zip(letters, options, strict=True) if not o
+            f"item {i}: option {x} is empty; give it words"
+            for x, o in zip(letters, options, strict=True)
+            if not o and not (fields.other_may_be_empty and x == found[1])
         ]
         if found[0] == found[1] or _same_words(found, letters, options):
             faults.append(f"item {i}: the two answers are identical; they must differ")
@@ -201,7 +223,7 @@ def _item(i: int, row: object, faults: list[str]) -> Item | None:
     if len(faults) > before:
         return None
     matching, other = (letters.index(f) for f in found)
-    return Item(question, row["question"], tuple(options), matching, other, row.get("frame", ""))
+    return Item(question, row[fields.question], tuple(options), matching, other, row.get(fields.frame, ""))
 
 
 def _same_words(found: Sequence[str], letters: Sequence[str], options: Sequence[str]) -> bool:
