@@ -41,7 +41,8 @@ class Profile:
     """Answer formats, the first one is the main one."""
     behaviours: tuple[str, ...] = BEHAVIOURS
     recipe: str = "matched"
-    """``matched``: every vector has the same public norm per layer; ``paper``: as published."""
+    """What the main figures show. ``matched``: every vector has the same public norm per layer; ``paper``: as
+    published. Both are always computed."""
     template: str = "chat"
     """``chat``: the tokenizer's own; ``llama2``: the paper's hand-written prompt."""
     sigma: float = 0.02
@@ -49,9 +50,27 @@ class Profile:
     clip_quantile: float = 0.5
     """The clip C_l is this quantile of the norms of the public pairs' differences."""
     noise_seeds: int = 5
+    few_seeds: int = 2
+    """Noise draws where every one costs much: sweeps, knowledge questions, open-ended answers."""
     n_train: int | None = None
     """Use the first so many training pairs (all if None)."""
     n_test: int | None = None
+    n_sweep: int | None = None
+    """Test items per behaviour in the sweeps of notebook 04."""
+    n_open: int | None = None
+    """Open-ended prompts per behaviour."""
+    n_knowledge: int | None = None
+    """Questions drawn from each knowledge set."""
+    knowledge: tuple[str, ...] = ("general-knowledge",)
+    """Sets of Table 5; see :data:`psa_utils.knowledge.SETS`."""
+    temperature: float = 0.8
+    """Of open-ended answers (the paper's); 0: the likeliest token."""
+    answer_tokens: int = 100
+    """Longest open-ended answer."""
+    clips: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0)
+    """Constant clips of the clip sweep (the paper's), beside quantiles of public norms."""
+    scaling: tuple[str, ...] = ()
+    """Profiles whose models Figure 4 compares, smallest first; this profile itself is always among them."""
     dtype: str = "float32"
     device: str = "cpu"
     batch_tokens: int = 1024
@@ -101,11 +120,18 @@ def _check(p: Profile) -> None:
         "clip_quantile": 0 < p.clip_quantile <= 1,
         "noise_seeds": p.noise_seeds >= 1,
         "batch_tokens": p.batch_tokens >= 1,
-        "n_train": p.n_train is None or p.n_train >= 2,
-        "n_test": p.n_test is None or p.n_test >= 2,
+        **{name: _at_least_two(getattr(p, name)) for name in ("n_train", "n_test", "n_sweep", "n_open", "n_knowledge")},
+        "few_seeds": 1 <= p.few_seeds <= p.noise_seeds,
+        "temperature": p.temperature >= 0,
+        "answer_tokens": p.answer_tokens >= 1,
+        "clips": min(p.clips, default=1) > 0,
     }
     for field, good in rules.items():
         if not good:
             raise ValueError(
                 f"profile {p.name!r}: {field}={getattr(p, field)!r} is not possible; see psa_utils/config.py"
             )
+
+
+def _at_least_two(n: int | None) -> bool:
+    return n is None or n >= 2

@@ -43,12 +43,17 @@ def smollm2() -> Path:
     return _build("smollm2-135m-instruct", GGUF_SHA256, _convert_smollm2)
 
 
-def tiny_random() -> Path:
-    """Folder with a random two-head Llama and a tokenizer trained on the shipped benchmark."""
-    return _build("tiny-random", hashlib.sha256("".join(_shipped_texts()).encode()).hexdigest(), _make_tiny)
+def tiny_random(width: int = 32, name: str = "tiny-random") -> Path:
+    """Folder with a random two-head Llama of hidden size ``width`` and a tokenizer trained on the shipped benchmark."""
+    version = hashlib.sha256(f"{width}{''.join(_shipped_texts())}".encode()).hexdigest()
+    return _build(name, version, lambda folder: _make_tiny(folder, width))
 
 
-PACKAGED: dict[str, Callable[[], Path]] = {"smollm2-135m": smollm2, "tiny-random": tiny_random}
+PACKAGED: dict[str, Callable[[], Path]] = {
+    "smollm2-135m": smollm2,
+    "tiny-random": tiny_random,
+    "tiny-random-wide": lambda: tiny_random(64, "tiny-random-wide"),
+}
 
 
 def _build(name: str, version: str, make: Callable[[Path], None]) -> Path:
@@ -136,14 +141,14 @@ def _shipped_texts() -> list[str]:
     return [file.read_text() for file in sorted(paths.MINI.rglob("*.json"))]
 
 
-def _make_tiny(folder: Path) -> None:
+def _make_tiny(folder: Path, width: int) -> None:
     tokenizer = train_tokenizer()
     torch_seed = torch.random.get_rng_state()
     torch.manual_seed(0)
     try:
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=6,
+                vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=6,
                 num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
                 bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=True, initializer_range=0.2,

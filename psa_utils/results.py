@@ -1,5 +1,7 @@
 """From scored items to the numbers that figures and tables show, each with its interval."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -87,36 +89,73 @@ def geometry(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: s
 
 
 def summary(profile: Profile, seed: int, scored: pd.DataFrame) -> pd.DataFrame:
-    """Mean probability and accuracy per behaviour, format, sign and method, with intervals.
-
-    ``change`` is the paired difference to zero-shot over the same items; ``varies`` says what the interval is
-    over. ``sign`` is +1, 0 (zero-shot) or -1.
-    """
+    """Mean probability and accuracy per behaviour, format, recipe, sign and method; see :func:`cells`."""
     scored = scored.assign(sign=np.sign(scored.multiplier).astype(int))
-    rows = []
-    for (behaviour, fmt), group in scored.groupby(["behaviour", "format"], sort=False):
-        for (sign, method), part in group.groupby(["sign", "method"], sort=False):
-            labels = {"behaviour": behaviour, "format": fmt, "method": method, "sign": sign}
-            rows.append({**labels, **_cell(profile, seed, part, group[group.method == ZERO_SHOT], labels)})
-    return pd.DataFrame(rows)
+    metrics = ("probability", "accuracy", "probability_sum", "accuracy_sum")
+    options = {"within": ("behaviour", "format"), "by": ("recipe", "sign", "method"), "metrics": metrics}
+    return cells(profile, seed, scored, **options)
+
+
+def cells(
+    profile: Profile,
+    seed: int,
+    rows: pd.DataFrame,
+    *,
+    within: Sequence[str],
+    by: Sequence[str],
+    metrics: Sequence[str],
+    unit: Sequence[str] = ("item",),
+) -> pd.DataFrame:
+    """Mean of every metric per group, with its interval, and its paired change from zero-shot.
+
+    Args:
+        profile: says how many bootstrap draws.
+        seed: of the bootstrap.
+        rows: one per unit and variant; zero-shot rows are the baseline of their group of ``within``.
+        within: columns that set groups with a common baseline apart.
+        by: columns that tell variants of a group apart, noise draws aside.
+        metrics: columns to average; units with a missing value, on either side, are left out and not counted.
+        unit: columns that name what is redrawn, ``("behaviour", "item")`` where behaviours are pooled.
+
+    ``varies`` says what the interval is over.
+    """
+    found = []
+    for where, group in rows.groupby(list(within), sort=False) if within else [((), rows)]:
+        zero = group[group.method == ZERO_SHOT]
+        for what, part in group.groupby(list(by), sort=False, dropna=False):
+            labels = dict(zip([*within, *by], [*where, *what], strict=True))
+            found.append({**labels, **_cell(profile, seed, part, zero, labels, metrics, list(unit))})
+    return pd.DataFrame(found)
 
 
 def _cell(
-    profile: Profile, seed: int, part: pd.DataFrame, zero: pd.DataFrame, labels: dict[str, object]
+    profile: Profile,
+    seed: int,
+    part: pd.DataFrame,
+    zero: pd.DataFrame,
+    labels: Mapping[str, object],
+    metrics: Sequence[str],
+    unit: list[str],
 ) -> dict[str, object]:
-    cell: dict[str, object] = {"n_items": part.item.nunique(), "n_seeds": part.noise_seed.nunique()}
-    for metric in ("probability", "accuracy", "probability_sum", "accuracy_sum"):
-        table, base = _table(part, metric), _table(zero, metric)[:, 0]
+    cell: dict[str, object] = {"n_items": len(part[unit].drop_duplicates()), "n_seeds": part.noise_seed.nunique()}
+    for metric in metrics:
+        table, base = paired(part, zero, metric, unit)
         rng = seeding.rng(seed, "bootstrap", metric, *map(str, labels.values()))
         options = {"rng": rng, "draws": profile.bootstrap}
         bar = stats.mean_interval(table, **options)
         change = stats.difference_interval(table, base, **options)
-        cell |= {"varies": bar.varies, **_spread(metric, bar), **_spread(f"{metric}_change", change)}
+        cell |= {"n_items": len(base), "varies": bar.varies}
+        cell |= {**_spread(metric, bar), **_spread(f"{metric}_change", change)}
     return cell
 
 
-def _table(part: pd.DataFrame, metric: str) -> np.ndarray:
-    return part.pivot(index="item", columns="noise_seed", values=metric).to_numpy()
+def paired(
+    part: pd.DataFrame, control: pd.DataFrame, metric: str, unit: Sequence[str] = ("item",)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values (units, seeds) of one variant and (units,) of its control, over the units that both have."""
+    table, base = (rows.pivot(index=list(unit), columns="noise_seed", values=metric) for rows in (part, control))
+    both = table.join(base.mean(axis=1).rename("control"), how="inner").dropna()
+    return both.drop(columns="control").to_numpy(), both.control.to_numpy()
 
 
 def _spread(name: str, bar: Interval) -> dict[str, float]:
@@ -128,11 +167,10 @@ def moved(cell: pd.DataFrame, metric: str = "probability") -> pd.Series:
     return (cell[f"{metric}_change_low"] > 0) | (cell[f"{metric}_change_high"] < 0)
 
 
-def negative(profile: Profile, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def negative(profile: Profile, summed: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Table 20: numbers and printed form for multiplier -1, with the paper's Llama-2 print beside."""
-    paper = pd.read_csv(paths.PACKAGE / "paper" / "llama2_7b.csv")
-    paper = paper[paper.table == "T20 negative steering"].set_index("method")
-    chosen = cells[cells.sign <= 0].copy()
+    paper = printed_by_paper("T20 negative steering").set_index("method")
+    chosen = summed[(summed.sign <= 0) & summed.recipe.isin(["none", profile.recipe])].copy()
     chosen["paper_llama2"] = [paper.loc[m, b] for m, b in zip(chosen.method, chosen.behaviour, strict=True)]
     rank = {"format": profile.formats.index, "behaviour": profile.behaviours.index, "method": METHODS.index}
     chosen = chosen.sort_values(list(rank), key=lambda column: column.map(rank[column.name]))
@@ -148,6 +186,12 @@ def negative(profile: Profile, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.Da
         }
     )
     return chosen, printed
+
+
+def printed_by_paper(table: str) -> pd.DataFrame:
+    """Rows of one of the paper's tables for Llama-2 7B, in percent or points as printed."""
+    paper = pd.read_csv(paths.PACKAGE / "paper" / "llama2_7b.csv")
+    return paper[paper.table == table]
 
 
 def percent(cells: pd.DataFrame, name: str, *, signed: bool = False) -> list[str]:

@@ -1,21 +1,21 @@
 """What the notebooks compute, stage by stage, from a profile: read back if finished, computed if not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
-from . import accounting, activations, data, evaluate, mechanism, models, packing, paths, seeding, steering, store
+from . import accounting, activations, data, mechanism, models, packing, paths, seeding, store
 from .config import Profile
 from .models import LM
 from .vectors import SteeringVectors
 
 METHODS = ("zero-shot", "PCA", "Mean", "PSA")
 SPLITS = ("train", "public")
+EXTRACT = "01_extract"
 CHUNK = 128
 """Pairs extracted between two writes to disk."""
 
@@ -31,20 +31,28 @@ def items(profile: Profile, behaviour: str, split: str) -> list[data.Item]:
     return data.load_items(profile.data, behaviour, split, limit)
 
 
-def differences(profile: Profile, lm: LM, behaviour: str, split: str, fmt: str) -> np.ndarray:
-    """Difference vectors (n, k, d) of a behaviour's ``train`` (private) or ``public`` pairs; kept on disk."""
+def differences(profile: Profile, lm: LM, behaviour: str, split: str, fmt: str, *, stage: str = EXTRACT) -> np.ndarray:
+    """Difference vectors (n, k, d) of a behaviour's ``train`` (private) or ``public`` pairs; kept under ``stage``."""
     pairs = items(profile, behaviour, split)
     key = f"{_request(profile, pairs, fmt)} {lm.revision}"
-    path = _differences_path(profile, behaviour, split, fmt)
-    return store.arrays(path, key, lambda: _extract(profile, lm, behaviour, split, fmt, pairs, key))["differences"]
+    path = _differences_path(profile, behaviour, split, fmt, stage)
+    return store.arrays(path, key, lambda: _extract(profile, lm, behaviour, split, fmt, pairs, key, path))[
+        "differences"
+    ]
 
 
 def _extract(
-    profile: Profile, lm: LM, behaviour: str, split: str, fmt: str, pairs: Sequence[data.Item], key: str
+    profile: Profile,
+    lm: LM,
+    behaviour: str,
+    split: str,
+    fmt: str,
+    pairs: Sequence[data.Item],
+    key: str,
+    path: Path,
 ) -> dict[str, np.ndarray]:
     """Extract in chunks, each kept until all are there: an interrupted run goes on after the last whole chunk."""
     options = {"layers": profile.layers, "fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
-    path = _differences_path(profile, behaviour, split, fmt)
     parts = {}
     try:
         packing.rows_of(lm, pairs, fmt, template=profile.template)  # names every item too long before hours of work
@@ -73,8 +81,8 @@ def _request(profile: Profile, pairs: Sequence[data.Item], fmt: str) -> str:
     )
 
 
-def _differences_path(profile: Profile, behaviour: str, split: str, fmt: str) -> Path:
-    return paths.results(profile.name, "01_extract") / f"{behaviour}-{split}-{fmt}.safetensors"
+def _differences_path(profile: Profile, behaviour: str, split: str, fmt: str, stage: str = EXTRACT) -> Path:
+    return paths.results(profile.name, stage) / f"{behaviour}-{split}-{fmt}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,12 @@ class Extracted:
     strength: np.ndarray
     """(k,) norm of the public mean: the common norm of ``recipe="matched"``."""
 
+    @classmethod
+    def of(cls, profile: Profile, private: np.ndarray, public: np.ndarray) -> "Extracted":
+        """Derive clip and strength from the public differences."""
+        clip = mechanism.public_clip(public, profile.clip_quantile)
+        return cls(private, public, clip, np.linalg.norm(mechanism.mean(public), axis=1))
+
 
 def extracted(profile: Profile, behaviour: str, fmt: str) -> Extracted:
     """Read back what notebook 01 kept.
@@ -96,9 +110,7 @@ def extracted(profile: Profile, behaviour: str, fmt: str) -> Extracted:
         FileNotFoundError: notebook 01 has not run for this profile.
         ValueError: a kept file is damaged, or was made from other items, layers or code.
     """
-    private, public = (_read_differences(profile, behaviour, split, fmt) for split in SPLITS)
-    clip = mechanism.public_clip(public, profile.clip_quantile)
-    return Extracted(private, public, clip, np.linalg.norm(mechanism.mean(public), axis=1))
+    return Extracted.of(profile, *(_read_differences(profile, behaviour, split, fmt) for split in SPLITS))
 
 
 def _read_differences(profile: Profile, behaviour: str, split: str, fmt: str) -> np.ndarray:
@@ -116,14 +128,11 @@ def draw(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str, 
     return mechanism.psa(raw.private, clip=raw.clip, sigma=profile.sigma, rng=rng)
 
 
-def vectors(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str) -> list[SteeringVectors]:
-    """Mean, PCA and one PSA vector per noise seed, in the profile's recipe, each with its record.
-
-    ``matched`` rescales every vector to the public strength per layer (post-processing, so PSA's guarantee
-    stands); ``paper`` leaves them as published: mean over the largest norm, PCA at unit norm, PSA as drawn.
-    """
-    matched = profile.recipe == "matched"
-    plain = mechanism.mean(raw.private) if matched else mechanism.max_norm_mean(raw.private)
+def vectors(
+    profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str, *, recipe: str
+) -> list[SteeringVectors]:
+    """Mean, PCA and one PSA vector per noise seed in a recipe, each with its record; see :func:`in_recipe`."""
+    plain = mechanism.mean(raw.private) if recipe == "matched" else mechanism.max_norm_mean(raw.private)
     made: list[tuple[str, int | None, np.ndarray]] = [
         ("PCA", None, mechanism.pca(raw.private)),
         ("Mean", None, plain),
@@ -132,22 +141,32 @@ def vectors(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: st
     return [
         SteeringVectors(
             profile.layers,
-            mechanism.rescale(values, raw.strength) if matched else values,
-            _record(profile, behaviour, fmt, method, noise_seed, raw),
+            in_recipe(values, raw, recipe),
+            _record(profile, behaviour, fmt, method, noise_seed, raw, recipe),
         )
         for method, noise_seed, values in made
     ]
 
 
+def in_recipe(values: np.ndarray, raw: Extracted, recipe: str) -> np.ndarray:
+    """Give vectors (k, d) the strength of a recipe; both are post-processing with public numbers.
+
+    ``matched``: every method has the norm of the public mean at every layer, so that methods differ in direction
+    only. ``paper``: as published (mean over the largest norm, PCA at unit norm, PSA as drawn), all times one public
+    number, the clip averaged over layers, which puts a multiplier of both recipes in about the same units.
+    """
+    return mechanism.rescale(values, raw.strength) if recipe == "matched" else values * raw.clip.mean()
+
+
 def _record(
-    profile: Profile, behaviour: str, fmt: str, method: str, noise_seed: int | None, raw: Extracted
+    profile: Profile, behaviour: str, fmt: str, method: str, noise_seed: int | None, raw: Extracted, recipe: str
 ) -> dict[str, Any]:
     record = {
         "method": method,
         "behaviour": behaviour,
         "format": fmt,
         "model": profile.model,
-        "recipe": profile.recipe,
+        "recipe": recipe,
         "noise_seed": noise_seed,
         "private": method == "PSA",
     }
@@ -166,84 +185,24 @@ def _record(
     return record
 
 
-def vector_path(profile: Profile, behaviour: str, fmt: str, method: str, noise_seed: int | None) -> Path:
+def vector_path(profile: Profile, behaviour: str, fmt: str, recipe: str, method: str, noise_seed: int | None) -> Path:
     """Where notebook 02 keeps a vector."""
     seed = "" if noise_seed is None else f"-{noise_seed}"
-    return paths.results(profile.name, "02_private_steer") / f"{behaviour}-{fmt}-{method}{seed}.safetensors"
+    return paths.results(profile.name, "02_private_steer") / f"{behaviour}-{fmt}-{recipe}-{method}{seed}.safetensors"
 
 
 def save_vector(profile: Profile, vector: SteeringVectors) -> None:
     """Keep a vector for notebook 03."""
-    names = (vector.record[name] for name in ("behaviour", "format", "method", "noise_seed"))
+    names = (vector.record[name] for name in ("behaviour", "format", "recipe", "method", "noise_seed"))
     vector.save(vector_path(profile, *names))
 
 
-def load_vectors(profile: Profile, behaviour: str, fmt: str) -> list[SteeringVectors]:
+def load_vectors(profile: Profile, behaviour: str, fmt: str, *, recipe: str) -> list[SteeringVectors]:
     """Read back the vectors notebook 02 kept, in the order PCA, Mean, PSA 0, PSA 1, ..."""
     wanted = [("PCA", None), ("Mean", None), *(("PSA", seed) for seed in range(profile.noise_seeds))]
     made_by = f"make 02_private_steer PROFILE={profile.name}"
-    files = (vector_path(profile, behaviour, fmt, method, noise_seed) for method, noise_seed in wanted)
+    files = (vector_path(profile, behaviour, fmt, recipe, method, noise_seed) for method, noise_seed in wanted)
     return [SteeringVectors.load(paths.require(file, made_by)) for file in files]
-
-
-def scores(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:
-    """Score the test items zero-shot and under every vector at plus and minus the profile's multiplier.
-
-    One row per item, method, multiplier and noise seed (-1 where there is no noise); kept on disk.
-    """
-    test = items(profile, behaviour, "test")
-    kept = load_vectors(profile, behaviour, fmt)
-    key = store.key_of(
-        model=lm.revision,
-        dtype=profile.dtype,
-        items=data.digest(test),
-        vectors=[v.digest() for v in kept],
-        multiplier=profile.multiplier,
-        fmt=fmt,
-        template=profile.template,
-        code=store.code_of("evaluate", "steering", "engine", "packing", "models"),
-    )
-    path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}.csv"
-    return store.frame(path, key, lambda: _score_variants(profile, lm, test, kept, behaviour, fmt))
-
-
-def _score_variants(
-    profile: Profile,
-    lm: LM,
-    test: Sequence[data.Item],
-    kept: Sequence[SteeringVectors],
-    behaviour: str,
-    fmt: str,
-) -> pd.DataFrame:
-    variants = list(_variants(profile, kept))
-    options = {"fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
-    scorer = evaluate.Scorer(lm, test, **options, first=min(profile.layers))
-    frames = []
-    for method, noise_seed, multiplier, vector in tqdm(variants, desc=behaviour, disable=None, leave=False):
-        with steering.apply(lm, vector, multiplier=multiplier):
-            scored = scorer.score()
-        labels = {
-            "behaviour": behaviour,
-            "format": fmt,
-            "method": method,
-            "multiplier": multiplier,
-            "noise_seed": noise_seed,
-        }
-        frames.append(scored.assign(**labels))
-    return pd.concat(frames, ignore_index=True)
-
-
-def _variants(profile: Profile, kept: Sequence[SteeringVectors]) -> Iterator[tuple[str, int, float, SteeringVectors]]:
-    yield "zero-shot", -1, 0.0, kept[0]
-    for sign in (1, -1):
-        for vector in kept:
-            noise_seed = vector.record["noise_seed"]
-            yield (
-                vector.record["method"],
-                -1 if noise_seed is None else noise_seed,
-                sign * profile.multiplier,
-                vector,
-            )
 
 
 def describe(profile: Profile) -> pd.DataFrame:

@@ -8,6 +8,12 @@ import pandas as pd
 from . import artifacts, paths
 from .config import Profile
 
+SPECIAL = {
+    **{character: f"\\{character}" for character in "&%#_${}"},
+    **{"^": r"\^{}", "~": r"\~{}", "\\": r"\textbackslash{}", "−": "$-$", "∞": r"$\infty$"},
+    **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "σ": r"$\sigma$"},
+}
+
 
 def save(
     name: str,
@@ -42,7 +48,7 @@ def markdown(printed: pd.DataFrame) -> str:
     | 8 | 2.0 |
     """
     rows = [list(printed.columns), *printed.to_numpy().tolist()]
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    lines = ["| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
     rule = "|:--|" + "--:|" * (len(printed.columns) - 1)
     return "\n".join([lines[0], rule, *lines[1:]])
 
@@ -75,6 +81,4 @@ def _escape(text: str) -> str:
     >>> _escape("50 % of a_b")
     '50 \\\\% of a\\\\_b'
     """
-    for character in "&%#_":
-        text = text.replace(character, "\\" + character)
-    return text.replace("^", r"\^{}").replace("ε", r"$\varepsilon$").replace("δ", r"$\delta$").replace("σ", r"$\sigma$")
+    return "".join(SPECIAL.get(character, character) for character in text)

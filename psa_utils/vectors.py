@@ -32,6 +32,10 @@ class SteeringVectors:
         if not np.isfinite(self.values).all():
             raise ValueError("values holds numbers that are not finite; steering with them would break the model")
 
+    def scaled(self, multiplier: float) -> "SteeringVectors":
+        """The same vectors, ``multiplier`` times as long."""
+        return SteeringVectors(self.layers, multiplier * self.values, self.record)
+
     def digest(self) -> str:
         """SHA-256 of layers and values."""
         return hashlib.sha256(repr(self.layers).encode() + self.values.tobytes()).hexdigest()

@@ -1,0 +1,151 @@
+"""The sweeps of notebook 04 (noise, clip, layers, strength), each scored once and kept."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from . import mechanism, paths, scoring, seeding, stages
+from .config import RECIPES, Profile
+from .models import LM
+from .scoring import NO_SEED, Variant
+from .stages import Extracted
+from .vectors import SteeringVectors
+
+STAGE = "04_ablations"
+SIGMAS = (0.0, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08)
+"""The paper's Figure 5 and Table 17, and weaker noise."""
+QUANTILES = (0.1, 0.5, 0.9)
+"""Of public norms: clips of the sweep beside the profile's constant ones."""
+MULTIPLIERS = (0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """Variants of one behaviour's vectors, from its cached differences."""
+
+    profile: Profile
+    seed: int
+    behaviour: str
+    fmt: str
+    raw: Extracted
+
+    def noise(self) -> Iterator[Variant]:
+        """PSA at every sigma in both recipes; sigma 0 is the clipped mean."""
+        for recipe in RECIPES:
+            for sigma in SIGMAS:
+                yield from self._private(recipe, self.raw.clip, sigma, sigma=sigma)
+
+    def clip(self) -> Iterator[Variant]:
+        """Every clip with the profile's noise and with none, in both recipes; the unclipped mean beside them."""
+        for recipe in RECIPES:
+            yield self._mean(recipe)
+            for name, clip in self.clips().items():
+                for sigma in (0.0, self.profile.sigma):
+                    yield from self._private(recipe, clip, sigma, clip=name, sigma=sigma)
+
+    def clips(self) -> dict[str, np.ndarray]:
+        """Clip (k,) of every layer by the name it has in tables."""
+        constant = {f"{c:g}": np.full(len(self.profile.layers), c) for c in self.profile.clips}
+        public = {f"quantile {q:g}": mechanism.public_clip(self.raw.public, q) for q in QUANTILES}
+        return constant | public
+
+    def strength(self) -> Iterator[Variant]:
+        """Mean and one PSA draw, at matched norm, at several multipliers."""
+        for multiplier in MULTIPLIERS:
+            at = replace(self, profile=replace(self.profile, multiplier=multiplier))
+            yield at._mean("matched")
+            yield next(at._private("matched", self.raw.clip, self.profile.sigma))
+
+    def mean_and_psa(self, **labels: Any) -> Iterator[Variant]:
+        """The plain mean and PSA at the profile's sigma, at matched norm."""
+        yield self._mean("matched", **labels)
+        yield from self._private("matched", self.raw.clip, self.profile.sigma, **labels)
+
+    def _private(self, recipe: str, clip: np.ndarray, sigma: float, **labels: Any) -> Iterator[Variant]:
+        """One variant per noise draw; just one without noise."""
+        signal = mechanism.clipped_mean(self.raw.private, clip=clip)
+        for noise_seed in range(self.profile.few_seeds) if sigma > 0 else (NO_SEED,):
+            rng = seeding.rng(self.seed, "psa", self.profile.data, self.behaviour, self.fmt, noise_seed)
+            values = signal + sigma * rng.standard_normal(signal.shape)
+            yield self._variant(values, "PSA", recipe, noise_seed, **labels)
+
+    def _mean(self, recipe: str, **labels: Any) -> Variant:
+        """The plain mean, divided by the profile's clip as the clipped one is."""
+        values = mechanism.mean(self.raw.private) / self.raw.clip[:, None]
+        return self._variant(values, "Mean", recipe, NO_SEED, **labels)
+
+    def _variant(self, values: np.ndarray, method: str, recipe: str, noise_seed: int, **labels: Any) -> Variant:
+        multiplier = self.profile.multiplier
+        vector = SteeringVectors(self.profile.layers, stages.in_recipe(values, self.raw, recipe))
+        told = {
+            "method": method,
+            "recipe": recipe,
+            "multiplier": multiplier,
+            "noise_seed": noise_seed,
+            "cosine": float(mechanism.cosine(values, mechanism.mean(self.raw.private)).mean()),
+            "norm": float(multiplier * np.linalg.norm(vector.values, axis=1).mean()),
+        }
+        return Variant(vector, multiplier, told | labels)
+
+
+def scored(lm: LM, sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> pd.DataFrame:
+    """Score variants and zero-shot on the behaviour's first ``n_sweep`` test items; kept on disk."""
+    profile, behaviour = sweeps.profile, sweeps.behaviour
+    items = stages.items(profile, behaviour, "test")[: profile.n_sweep]
+    path = paths.results(profile.name, STAGE) / f"{name}-{behaviour}.csv"
+    return scoring.scored(profile, lm, items, [scoring.zero_shot(), *variants], sweeps.fmt, path).assign(
+        behaviour=behaviour
+    )
+
+
+def windows(profile: Profile, blocks: int) -> dict[str, tuple[int, ...]]:
+    """Which consecutive blocks to steer: fewer around the middle of the profile's, as many earlier and later.
+
+    >>> from psa_utils import config
+    >>> windows(config.load_profile("laptop"), 30)["5 later"]
+    (18, 19, 20, 21, 22)
+    """
+    k, start = len(profile.layers), profile.layers[0]
+    middle = profile.layers[k // 2]
+    found = {"1": (middle, 1), "3": (middle - 1, 3), f"{k}": (start, k)}
+    found |= {f"{k} earlier": (start - k - 1, k), f"{k} later": (start + k + 1, k)}
+    chosen = {name: tuple(range(first, first + width)) for name, (first, width) in found.items()}
+    return {name: layers for name, layers in chosen.items() if layers[0] >= 0 and layers[-1] < blocks}
+
+
+def layers(lm: LM, sweeps: Sweeps) -> pd.DataFrame:
+    """Score every window at equal total epsilon and equal total push.
+
+    With j layers instead of the profile's k, sigma is multiplied by sqrt(j / k), which leaves
+    mu = sqrt(j) 2 / (n sigma) as it is, and the multiplier by k / j.
+    """
+    frames = []
+    for name, chosen in windows(sweeps.profile, len(lm.blocks)).items():
+        there = _at(lm, sweeps, chosen)
+        labels = {"window": name, "blocks": f"{chosen[0]}-{chosen[-1]}"}
+        variants = list(there.mean_and_psa(**labels))
+        frames.append(scored(lm, there, f"layers-{labels['blocks']}", variants).assign(**labels))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _at(lm: LM, sweeps: Sweeps, chosen: tuple[int, ...]) -> Sweeps:
+    """The same sweep at other layers; differences that notebook 01 did not keep are extracted."""
+    share = len(chosen) / len(sweeps.profile.layers)
+    profile = replace(
+        sweeps.profile,
+        layers=chosen,
+        sigma=sweeps.profile.sigma * np.sqrt(share),
+        multiplier=sweeps.profile.multiplier / share,
+    )
+    if set(chosen) <= set(sweeps.profile.layers):
+        columns = [sweeps.profile.layers.index(layer) for layer in chosen]
+        found = sweeps.raw.private[:, columns], sweeps.raw.public[:, columns]
+    else:
+        stage = f"{STAGE}/blocks-{chosen[0]}-{chosen[-1]}"
+        found = (
+            stages.differences(profile, lm, sweeps.behaviour, split, sweeps.fmt, stage=stage) for split in stages.SPLITS
+        )
+    return replace(sweeps, profile=profile, raw=Extracted.of(profile, *found))

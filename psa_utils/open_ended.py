@@ -1,0 +1,70 @@
+"""Answers to prompts without choices, zero-shot and steered (Tables 3, 4 and 21), sampled in batches and kept."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from . import data, generate, paths, scoring, seeding, stages, store
+from .config import Profile
+from .models import LM
+from .scoring import Variant
+
+ROWS = 60
+"""Answers sampled at once, each under its own vector."""
+CODE = ("generate", "steering", "models")
+
+
+def answers(profile: Profile, lm: LM, behaviour: str, seed: int) -> pd.DataFrame:
+    """One answer per prompt and variant: zero-shot and the main recipe's vectors at both signs; kept on disk.
+
+    Of PSA the first ``few_seeds`` noise draws. Columns: the variant's labels, ``item``, ``question``, ``answer``.
+    """
+    fmt = profile.formats[0]
+    prompts = data.load_open_ended(profile.data, behaviour)[: profile.n_open]
+    variants = [scoring.zero_shot(behaviour=behaviour), *_steered(profile, behaviour, fmt)]
+    key = store.key_of(
+        model=lm.revision,
+        dtype=profile.dtype,
+        prompts=[prompt.question for prompt in prompts],
+        variants=[(v.vector and v.vector.digest(), v.multiplier, dict(v.labels)) for v in variants],
+        sampling=(profile.temperature, profile.answer_tokens, seed, ROWS),
+        template=profile.template,
+        code=store.code_of(*CODE),
+    )
+    path = paths.results(profile.name, "03_eval") / f"open-ended-{behaviour}.csv"
+    questions = [prompt.question for prompt in prompts]
+    return store.frame(path, key, lambda: _sample(profile, lm, questions, variants, behaviour, seed)).fillna(
+        {"answer": ""}
+    )
+
+
+def _steered(profile: Profile, behaviour: str, fmt: str) -> Iterator[Variant]:
+    for vector in scoring.few(profile, stages.load_vectors(profile, behaviour, fmt, recipe=profile.recipe)):
+        for sign in (1, -1):
+            yield scoring.of_vector(vector, sign * profile.multiplier, behaviour=behaviour)
+
+
+def _sample(
+    profile: Profile, lm: LM, questions: Sequence[str], variants: Sequence[Variant], behaviour: str, seed: int
+) -> pd.DataFrame:
+    """Sample in batches; a multiplier is folded into each row's vector, so that signs mix in one batch."""
+    rows = [(v, i, question) for v in variants for i, question in enumerate(questions)]
+    generator = torch.Generator(lm.device).manual_seed(seeding.derive_seed(seed, "open-ended", behaviour))
+    records = []
+    for start in tqdm(range(0, len(rows), ROWS), desc=behaviour, disable=None, leave=False):
+        part = rows[start : start + ROWS]
+        found = generate.sample(
+            lm,
+            [lm.encode_chat(question, template=profile.template) for _, _, question in part],
+            [v.vector and v.vector.scaled(v.multiplier) for v, _, _ in part],
+            temperature=profile.temperature,
+            max_new_tokens=profile.answer_tokens,
+            generator=generator,
+        )
+        records += [
+            {**variant.labels, "item": i, "question": question, "answer": lm.tokenizer.decode(tokens).strip()}
+            for (variant, i, question), (tokens,) in zip(part, found, strict=True)
+        ]
+    return pd.DataFrame(records)

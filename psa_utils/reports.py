@@ -1,0 +1,220 @@
+"""The tables of notebooks 03 and 04 beyond alignment: full numbers, and what a reader sees."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from . import accounting, mechanism, results, stages, stats
+from .ablations import SIGMAS
+from .config import RECIPES, Profile
+from .results import ZERO_SHOT, percent
+
+Table = tuple[pd.DataFrame, pd.DataFrame]
+"""Full numbers, and their printed form as strings."""
+PAIRS = (("Mean", ZERO_SHOT), ("PSA", ZERO_SHOT), ("PSA", "Mean"))
+
+
+def comparisons(profile: Profile, scored: pd.DataFrame) -> Table:
+    """Paired tests between methods over the same items, Holm-corrected over all of them, and what could be found.
+
+    ``scored`` are item rows of the main format; the main recipe at positive multiplier is compared.
+    """
+    chosen = scored[(scored.multiplier >= 0) & scored.recipe.isin(["none", profile.recipe])]
+    rows = [_comparison(chosen[chosen.behaviour == b], b, *pair) for b, pair in product(profile.behaviours, PAIRS)]
+    numbers = pd.DataFrame(rows)
+    numbers["p_holm"] = stats.holm(numbers.p)
+    printed = pd.DataFrame(
+        {
+            "behaviour": numbers.behaviour,
+            "comparison": numbers.treated + " − " + numbers.control,
+            "difference (points)": (100 * numbers.difference).map("{:+.1f}".format),
+            "p, Holm": [f"{p:.3f}{'*' if p < 0.05 else ''}" for p in numbers.p_holm],
+            "detectable (points)": (100 * numbers.detectable).map("{:.1f}".format),
+        }
+    )
+    return numbers, printed
+
+
+def _comparison(rows: pd.DataFrame, behaviour: str, treated: str, control: str) -> dict[str, object]:
+    table, base = results.paired(rows[rows.method == treated], rows[rows.method == control], "probability")
+    found = {"difference": float((table.mean(axis=1) - base).mean()), "p": stats.paired_p(table, base)}
+    found |= {"detectable": stats.detectable(table, base), "n_items": len(base)}
+    return {"behaviour": behaviour, "treated": treated, "control": control, **found}
+
+
+def recipes(profile: Profile, summed: pd.DataFrame) -> Table:
+    """Both recipes side by side: norm added per layer, cosine to the mean, and change from zero-shot."""
+    fmt = profile.formats[0]
+    rows = [
+        {**strength, **_change(summed, behaviour, fmt, strength["recipe"], strength["method"])}
+        for behaviour, recipe in product(profile.behaviours, RECIPES)
+        for strength in _strengths(profile, behaviour, fmt, recipe)
+    ]
+    numbers = pd.DataFrame(rows)
+    text = pd.DataFrame(
+        {
+            "behaviour": numbers.behaviour,
+            "recipe": numbers.recipe,
+            "method": numbers.method,
+            "norm": numbers.norm.map("{:.1f}".format),
+            "cosine to mean": numbers.cosine.map("{:.2f}".format),
+            "change (points)": percent(numbers, "probability_change", signed=True),
+        }
+    )
+    return numbers, text
+
+
+def _strengths(profile: Profile, behaviour: str, fmt: str, recipe: str) -> list[dict[str, object]]:
+    """Norm and cosine of each method's vectors, averaged over layers and noise draws."""
+    vectors = stages.load_vectors(profile, behaviour, fmt, recipe=recipe)
+    mean = next(v.values for v in vectors if v.record["method"] == "Mean").astype(float)
+    rows = pd.DataFrame(
+        {
+            "method": v.record["method"],
+            "norm": profile.multiplier * np.linalg.norm(v.values, axis=1).mean(),
+            "cosine": mechanism.cosine(v.values.astype(float), mean).mean(),
+        }
+        for v in vectors
+    )
+    averaged = rows.groupby("method", sort=False, as_index=False).mean()
+    return averaged.assign(behaviour=behaviour, recipe=recipe).to_dict("records")
+
+
+def _change(summed: pd.DataFrame, behaviour: str, fmt: str, recipe: str, method: str) -> dict[str, float]:
+    chosen = summed.query("behaviour == @behaviour and format == @fmt and recipe == @recipe and method == @method")
+    row = chosen[chosen.sign > 0].iloc[0]
+    return {name: row[name] for name in summed.columns if name.startswith("probability_change")}
+
+
+def knowledge(profile: Profile, seed: int, scored: pd.DataFrame) -> Table:
+    """Table 5: probability and accuracy of the correct answer under every behaviour's vectors, both signs."""
+    rows = scored.assign(sign=np.sign(scored.multiplier).astype(int))
+    options = {"within": ("set",), "by": ("behaviour", "sign", "method"), "metrics": ("probability", "accuracy")}
+    numbers = results.cells(profile, seed, rows, **options)
+    paper = results.printed_by_paper("T5 MMLU").set_index("method")
+    numbers["paper_llama2"] = [
+        paper.loc[m, b] if b in profile.behaviours and sign > 0 else paper.loc[m].iloc[-1] if m == ZERO_SHOT else None
+        for m, b, sign in zip(numbers.method, numbers.behaviour, numbers.sign, strict=True)
+    ]
+    printed = pd.DataFrame(
+        {
+            "set": numbers.set,
+            "vector of": numbers.behaviour.replace("none", "–"),
+            "method": _signed(numbers),
+            "probability (%)": percent(numbers, "probability"),
+            "change": percent(numbers, "probability_change", signed=True),
+            "accuracy (%)": percent(numbers, "accuracy"),
+            "paper, MMLU, Llama-2 7B": numbers.paper_llama2.map("{:.1f}".format, na_action="ignore").fillna("–"),
+        }
+    )
+    return numbers, printed
+
+
+def _signed(cells: pd.DataFrame) -> list[str]:
+    signs = {1: "+", 0: "", -1: "−"}
+    return [f"{signs[sign]}{method}" for sign, method in zip(cells.sign, cells.method, strict=True)]
+
+
+QUALITY = ("logp_per_token", "distinct_2", "repetition", "length")
+
+
+def open_ended(profile: Profile, seed: int, judged: pd.DataFrame, sign: int, judge: str) -> Table:
+    """Tables 3 and 21: judged open-ended answers at one sign, beside zero-shot, with the text's own quality.
+
+    ``judged`` are answers with a column ``score`` and those of :func:`psa_utils.quality.measure`.
+    """
+    rows = judged.assign(sign=np.sign(judged.multiplier).astype(int))
+    rows = rows[rows.sign.isin([0, sign])]
+    options = {"within": ("behaviour",), "by": ("method",), "metrics": ("score", *QUALITY)}
+    numbers = results.cells(profile, seed, rows, **options)
+    numbers.insert(2, "judge", judge)
+    name = "T3 GPT-4 score 0-10" if sign > 0 else "T21 GPT-4 score 0-10"
+    paper = results.printed_by_paper(name).set_index("method")
+    numbers["paper_llama2"] = [
+        paper.loc[m, b] if m in paper.index else None for m, b in zip(numbers.method, numbers.behaviour, strict=True)
+    ]
+    printed = pd.DataFrame(
+        {
+            "behaviour": numbers.behaviour,
+            "method": numbers.method,
+            "score": _interval(numbers, "score", "{:.2f}"),
+            "change": _interval(numbers, "score_change", "{:+.2f}"),
+            "log p per token": numbers.logp_per_token.map("{:.2f}".format),
+            "distinct-2": numbers.distinct_2.map("{:.2f}".format),
+            "repetition": numbers.repetition.map("{:.2f}".format),
+            "tokens": numbers.length.map("{:.0f}".format),
+            "paper, GPT-4 0-10": numbers.paper_llama2.map("{:.2f}".format, na_action="ignore").fillna("–"),
+        }
+    )
+    return numbers, printed
+
+
+def _interval(cells: pd.DataFrame, name: str, form: str) -> list[str]:
+    triples = cells[[name, f"{name}_low", f"{name}_high"]].to_numpy()
+    texts = [f"{form} [{form}, {form}]".format(*triple) for triple in triples]
+    changes = name.endswith("_change")
+    return ["–" if changes and m == ZERO_SHOT else text for m, text in zip(cells.method, texts, strict=True)]
+
+
+def examples(answers: pd.DataFrame, *, item: int = 0, words: int = 40) -> Table:
+    """Table 4: one prompt per behaviour, answered zero-shot, under Mean and under the first PSA draw."""
+    chosen = answers[(answers.multiplier >= 0) & (answers.noise_seed <= 0) & (answers.item == item)]
+    numbers = chosen[chosen.method.isin((ZERO_SHOT, "Mean", "PSA"))][["behaviour", "question", "method", "answer"]]
+    printed = numbers.assign(answer=[_shortened(text, words) for text in numbers.answer])
+    return numbers, printed
+
+
+def _shortened(text: str, words: int) -> str:
+    """The first words of a text on one line.
+
+    >>> _shortened("one two\\nthree", 2)
+    'one two …'
+    """
+    pieces = text.split()
+    return " ".join(pieces[:words]) + (" …" if len(pieces) > words else "")
+
+
+def epsilons(profile: Profile, n: int) -> pd.DataFrame:
+    """Epsilon of every sigma of the noise sweep for n pairs: the paper's formula, exact at delta 1/n and 1e-5."""
+    rows = []
+    for sigma in SIGMAS:
+        if sigma == 0:
+            rows.append({"sigma": sigma, "epsilon_paper": np.nan, "epsilon_exact": np.nan, "epsilon_1e-5": np.nan})
+            continue
+        setting = {"n": n, "sigma": sigma, "layers": len(profile.layers)}
+        mu = accounting.gdp_mu(**setting)
+        exact = {
+            "epsilon_exact": accounting.gaussian_epsilon(mu, 1 / n),
+            "epsilon_1e-5": accounting.gaussian_epsilon(mu, 1e-5),
+        }
+        rows.append({"sigma": sigma, "epsilon_paper": accounting.paper_epsilon(**setting).total, **exact})
+    return pd.DataFrame(rows)
+
+
+def sweep(
+    profile: Profile, seed: int, rows: pd.DataFrame, by: Sequence[str], paper: pd.DataFrame | None = None
+) -> Table:
+    """One line per setting: the pooled change and every behaviour's probability, the paper's print in brackets.
+
+    ``by`` are the columns that tell settings apart; the first is ``recipe``. ``paper`` has one row per setting it
+    printed, indexed by the last of ``by``.
+    """
+    shared = {"metrics": ("probability",), "by": (*by, "method")}
+    pooled = results.cells(profile, seed, rows, within=(), unit=("behaviour", "item"), **shared)
+    single = results.cells(profile, seed, rows, within=("behaviour",), **shared)
+    numbers = pd.concat([pooled.assign(behaviour="all"), single], ignore_index=True)
+    printed = pooled[list(by)].astype(str).assign(method=pooled.method)
+    printed["change, all (points)"] = percent(pooled, "probability_change", signed=True)
+    for behaviour in profile.behaviours:
+        own = single[single.behaviour == behaviour].reset_index(drop=True)
+        printed[behaviour] = [
+            f"{100 * value:.1f}{_print_of(paper, setting, behaviour)}"
+            for value, setting in zip(own.probability, own[by[-1]], strict=True)
+        ]
+    return numbers, printed
+
+
+def _print_of(paper: pd.DataFrame | None, setting: object, behaviour: str) -> str:
+    return "" if paper is None or setting not in paper.index else f" ({paper.loc[setting, behaviour]:.1f})"

@@ -1,0 +1,115 @@
+"""Score items under many vectors, kept on disk: the alignment of notebook 03 and the base of every sweep."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+from . import data, evaluate, knowledge, paths, stages, steering, store
+from .config import RECIPES, Profile
+from .models import LM
+from .vectors import SteeringVectors
+
+CODE = ("evaluate", "steering", "engine", "packing", "models")
+NO_SEED = -1
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of steering, with the labels its rows carry in a table; no vector: zero-shot."""
+
+    vector: SteeringVectors | None = None
+    multiplier: float = 0.0
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+
+def scored(
+    profile: Profile, lm: LM, items: Sequence[data.Item], variants: Sequence[Variant], fmt: str, path: Path
+) -> pd.DataFrame:
+    """Score items under every variant: one row per item and variant, with its labels; kept at ``path``.
+
+    The blocks below the first steered one run once for all variants.
+    """
+    key = store.key_of(
+        model=lm.revision,
+        dtype=profile.dtype,
+        items=data.digest(items),
+        variants=[(v.vector and v.vector.digest(), v.multiplier, dict(v.labels)) for v in variants],
+        fmt=fmt,
+        template=profile.template,
+        code=store.code_of(*CODE),
+    )
+    return store.frame(path, key, lambda: _score(profile, lm, items, variants, fmt, path.stem))
+
+
+def _score(
+    profile: Profile, lm: LM, items: Sequence[data.Item], variants: Sequence[Variant], fmt: str, title: str
+) -> pd.DataFrame:
+    first = min((min(v.vector.layers) for v in variants if v.vector), default=None)
+    options = {"fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
+    scorer = evaluate.Scorer(lm, items, **options, first=first)
+    frames = []
+    for variant in tqdm(variants, desc=title, disable=None, leave=False):
+        with steering.apply(lm, variant.vector or (), multiplier=variant.multiplier):
+            frames.append(scorer.score().assign(**variant.labels))
+    return pd.concat(frames, ignore_index=True)
+
+
+def zero_shot(**labels: Any) -> Variant:
+    """The unsteered model; it has no recipe."""
+    return Variant(labels={"method": "zero-shot", "recipe": "none", "multiplier": 0.0, "noise_seed": NO_SEED, **labels})
+
+
+def of_vector(vector: SteeringVectors, multiplier: float, **labels: Any) -> Variant:
+    """A vector of notebook 02, labelled from its record."""
+    noise_seed = vector.record["noise_seed"]
+    told = {
+        "method": vector.record["method"],
+        "recipe": vector.record["recipe"],
+        "multiplier": multiplier,
+        "noise_seed": NO_SEED if noise_seed is None else noise_seed,
+    }
+    return Variant(vector, multiplier, {**told, **labels})
+
+
+def alignment(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:
+    """Test items zero-shot and under every vector of both recipes at plus and minus the profile's multiplier."""
+    labels = {"behaviour": behaviour, "format": fmt}
+    variants = [
+        zero_shot(**labels),
+        *(
+            of_vector(vector, sign * profile.multiplier, **labels)
+            for recipe in RECIPES
+            for sign in (1, -1)
+            for vector in stages.load_vectors(profile, behaviour, fmt, recipe=recipe)
+        ),
+    ]
+    path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}.csv"
+    return scored(profile, lm, stages.items(profile, behaviour, "test"), variants, fmt, path)
+
+
+def knowledge_kept(profile: Profile, lm: LM, name: str, seed: int) -> pd.DataFrame:
+    """Knowledge questions zero-shot and under the main recipe's vectors of every behaviour, both signs (Table 5).
+
+    Of PSA the profile's first ``few_seeds`` noise draws.
+    """
+    fmt = profile.formats[0]
+    questions = knowledge.askable(knowledge.load(name, limit=profile.n_knowledge, seed=seed), fmt)
+    variants = [zero_shot(behaviour="none", set=name), *_for_knowledge(profile, name, fmt)]
+    path = paths.results(profile.name, "03_eval") / f"{name}.csv"
+    return scored(profile, lm, questions, variants, fmt, path)
+
+
+def _for_knowledge(profile: Profile, name: str, fmt: str) -> Iterator[Variant]:
+    for behaviour in profile.behaviours:
+        for vector in few(profile, stages.load_vectors(profile, behaviour, fmt, recipe=profile.recipe)):
+            for sign in (1, -1):
+                yield of_vector(vector, sign * profile.multiplier, behaviour=behaviour, set=name)
+
+
+def few(profile: Profile, vectors: Sequence[SteeringVectors]) -> list[SteeringVectors]:
+    """Vectors without those of later noise seeds, where a full set would cost too much."""
+    return [v for v in vectors if (v.record["noise_seed"] or 0) < profile.few_seeds]

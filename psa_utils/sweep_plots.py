@@ -1,0 +1,121 @@
+"""Figures 4 and 5 and the price of strength, in the theme of :mod:`psa_utils.plotting`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .plotting import COLUMN, MARKERS, PALETTE, theme
+
+RECIPE_NAMES = {"matched": "equal strength", "paper": "as published"}
+CHANGE = "change in P(matching), points"
+
+
+def noise(pooled: pd.DataFrame, epsilons: pd.DataFrame) -> Figure:
+    """Draw Figure 5, noise: pooled change from zero-shot against sigma, both recipes, epsilon under every sigma.
+
+    ``pooled`` are the rows with behaviour "all" of :func:`psa_utils.reports.sweep`; ``epsilons`` comes from
+    :func:`psa_utils.reports.epsilons`.
+    """
+    theme()
+    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.7), layout="constrained", sharey=True)
+    labels = [_sigma_label(row) for row in epsilons.itertuples()]
+    for ax, (recipe, title) in zip(axes, RECIPE_NAMES.items(), strict=True):
+        rows = pooled[(pooled.recipe == recipe) & (pooled.method == "PSA")].set_index("sigma").loc[epsilons.sigma]
+        _points(ax, np.arange(len(rows)), rows, "PSA")
+        ax.axhline(100 * rows.probability_change.iloc[0], color="0.6", lw=0.8, ls="--", zorder=0)
+        _finish(ax, labels, title)
+        ax.set_xlabel(r"noise $\sigma$; total $\varepsilon$, exact (paper's formula)")
+    axes[0].set_ylabel(CHANGE)
+    return figure
+
+
+def _sigma_label(row: tuple) -> str:
+    if row.sigma == 0:
+        return "0\n$\\infty$"
+    return f"{row.sigma:g}\n{row.epsilon_exact:.1f}\n({row.epsilon_paper:.1f})"
+
+
+def clip(pooled: pd.DataFrame, names: Sequence[str]) -> Figure:
+    """Draw Figure 5, clip: pooled change from zero-shot at every clip, without and with noise, both recipes."""
+    theme()
+    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.7), layout="constrained", sharey=True)
+    for ax, (recipe, title) in zip(axes, RECIPE_NAMES.items(), strict=True):
+        rows = pooled[(pooled.recipe == recipe) & (pooled.method == "PSA")]
+        noisy = rows.sigma > 0
+        _points(
+            ax, np.arange(len(names)) - 0.12, rows[~noisy].set_index("clip").loc[names], "Mean", "clipped, no noise"
+        )
+        _points(ax, np.arange(len(names)) + 0.12, rows[noisy].set_index("clip").loc[names], "PSA", "PSA")
+        plain = pooled[(pooled.recipe == recipe) & (pooled.method == "Mean")].probability_change.iloc[0]
+        ax.axhline(100 * plain, color="0.6", lw=0.8, ls="--", zorder=0, label="unclipped mean")
+        _finish(ax, [name.replace("quantile ", "q ") for name in names], title)
+        ax.set_xlabel("clip $C$ (q: quantile of public norms)")
+    axes[0].set_ylabel(CHANGE)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure
+
+
+def strength(cells: pd.DataFrame) -> Figure:
+    """Draw alignment against fluency: one line per method, one point per multiplier.
+
+    ``cells`` need ``method``, ``multiplier``, ``loss`` (nats per token of ordinary text) and the change's interval.
+    """
+    theme()
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.6), layout="constrained")
+    for method, rows in cells.groupby("method", sort=False):
+        ax.plot(rows.loss, 100 * rows.probability_change, color=PALETTE[method], lw=0.9, zorder=1)
+        _points(ax, rows.loss.to_numpy(), rows, method, method)
+        for row in rows.itertuples():
+            offset = (4, -9) if method == "PSA" else (-4, 6)
+            spot = (row.loss, 100 * row.probability_change)
+            ax.annotate(f"{row.multiplier:g}", spot, offset, textcoords="offset points", fontsize=6.5)
+    ax.axhline(0, color="0.7", lw=0.8, ls=":", zorder=0)
+    ax.set(xlabel="cost, nats per token of ordinary text", ylabel=CHANGE)
+    ax.legend(loc="best")
+    return figure
+
+
+def scaling(cells: pd.DataFrame) -> Figure:
+    """Draw Figure 4: pooled change from zero-shot under Mean and PSA against the number of parameters."""
+    theme()
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.5), layout="constrained")
+    for method, shift in (("Mean", 0.93), ("PSA", 1.07)):
+        rows = cells[cells.method == method].sort_values("parameters")
+        ax.plot(shift * rows.parameters, 100 * rows.probability_change, color=PALETTE[method], lw=0.7, zorder=1)
+        _points(ax, shift * rows.parameters.to_numpy(), rows, method, method)
+    ax.axhline(0, color="0.7", lw=0.8, ls=":", zorder=0)
+    models = cells.drop_duplicates("model").sort_values("parameters")
+    ax.set(xscale="log", ylabel=CHANGE, xlim=(0.4 * models.parameters.min(), 2.5 * models.parameters.max()))
+    ax.set_xticks(models.parameters, [f"{m}\n{_size(n)}" for m, n in zip(models.model, models.parameters, strict=True)])
+    ax.minorticks_off()
+    ax.legend(loc="upper left")
+    return figure
+
+
+def _size(parameters: int) -> str:
+    """A number of parameters as one writes it.
+
+    >>> _size(134_515_008), _size(7_615_616_512), _size(60_000)
+    ('135M', '7.6B', '60k')
+    """
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.{1 if unit == 1e9 else 0}f}{name}"
+    return str(parameters)
+
+
+def _points(ax: Axes, x: np.ndarray, rows: pd.DataFrame, method: str, label: str | None = None) -> None:
+    middle, low, high = (100 * rows[f"probability_change{s}"].to_numpy() for s in ("", "_low", "_high"))
+    bars = [middle - low, high - middle]
+    style = {"color": PALETTE[method], "ms": 4.5, "lw": 1.0, "zorder": 2}
+    ax.errorbar(x, middle, bars, fmt=MARKERS[method], label=label, **style)
+
+
+def _finish(ax: Axes, labels: Sequence[str], title: str) -> None:
+    ax.axhline(0, color="0.7", lw=0.8, ls=":", zorder=0)
+    ax.set_xticks(range(len(labels)), labels)
+    ax.set_title(title)
