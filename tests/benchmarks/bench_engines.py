@@ -143,7 +143,9 @@ def pipeline(lm: LM, pairs: list[data.Item], items: list[data.Item]) -> dict[str
     )
     extraction, evaluation = len(pairs) * per_pair / SAMPLE, len(items) * per_item / len(few)
     once = 3 * extraction + 7 * evaluation
-    print(f"published sequence: {once:.0f} s a run (from unit costs); ours {one:.0f} s with 1 seed, {five:.0f} s with 5")
+    print(
+        f"published sequence: {once:.0f} s a run (from unit costs); ours {one:.0f} s with 1 seed, {five:.0f} s with 5"
+    )
     print(f"5 seeds, PCA and Mean not repeated: {(7 * extraction + 15 * evaluation) / five:.2f} times as fast")
     return {"pipeline_1_seed": once / one, "pipeline_5_seeds": 5 * once / five}
 
