@@ -7,7 +7,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules --warn-undefined-variables
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-NOTEBOOKS := 01_extract 02_private_steer 03_eval
+NOTEBOOKS := 01_extract 02_private_steer 03_eval 04_ablations
 .PHONY: help figures test smoke nbval lint lock data calibrate bench clean FORCE $(NOTEBOOKS)
 
 PROFILE ?= laptop
@@ -31,8 +31,11 @@ help:             ## this list
 	@printf 'notebooks   $(NOTEBOOKS), each also a target\nvariables   PROFILE=$(PROFILE) SEED=$(SEED)\n'
 
 A_02 := $(call table,table2_privacy) $(call figure,fig2_geometry)
-A_03 := $(call figure,fig3_alignment) $(call table,table20_negative)
-figures: $(R)/01_extract/manifest.json $(A_02) $(A_03)  ## every figure and table of PROFILE (default: laptop)
+A_03 := $(foreach f,fig3_alignment fig4_scaling,$(call figure,$f)) $(foreach t,table20_negative table_comparisons \
+  table_recipes table5_mmlu table3_open_ended table21_negative_open_ended table4_examples,$(call table,$t))
+A_04 := $(foreach f,fig5_noise fig5_clip fig_strength,$(call figure,$f)) \
+  $(foreach t,table17_noise table18_clip table19_clip_noiseless table_layers,$(call table,$t))
+figures: $(R)/01_extract/manifest.json $(A_02) $(A_03) $(A_04)  ## every figure and table of PROFILE (default: laptop)
 
 test: $(ENV) smoke  ## lint, unit tests, doctests, README, notebooks (papermill and nbval on the smoke profile)
 	$(PYTHON) -m pytest -q
@@ -90,4 +93,7 @@ $(R)/$(1)/manifest.json: $(R)/$(1)/.done ; @:
 endef
 $(eval $(call notebook,01_extract,,activations,))
 $(eval $(call notebook,02_private_steer,01_extract,mechanism accounting vectors results plotting tables,$(A_02)))
-$(eval $(call notebook,03_eval,02_private_steer,steering evaluate results stats vectors plotting tables,$(A_03)))
+REPORTING := steering evaluate scoring results reports stats vectors plotting sweep_plots tables
+$(eval $(call notebook,03_eval,02_private_steer,$(REPORTING) knowledge generate open_ended judge endpoint embedding \
+  quality scaling mechanism,$(A_03)))
+$(eval $(call notebook,04_ablations,01_extract,$(REPORTING) ablations calibrate mechanism accounting,$(A_04)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from . import mechanism, paths, scoring, seeding, stages
+from . import calibrate, evaluate, mechanism, paths, scoring, seeding, stages, steering, store
 from .config import RECIPES, Profile
 from .models import LM
 from .scoring import NO_SEED, Variant
@@ -36,15 +36,15 @@ class Sweeps:
         """PSA at every sigma in both recipes; sigma 0 is the clipped mean."""
         for recipe in RECIPES:
             for sigma in SIGMAS:
-                yield from self._private(recipe, self.raw.clip, sigma, sigma=sigma)
+                yield from self._private(recipe, self.raw.clip, sigma)
 
     def clip(self) -> Iterator[Variant]:
         """Every clip with the profile's noise and with none, in both recipes; the unclipped mean beside them."""
         for recipe in RECIPES:
-            yield self._mean(recipe)
-            for name, clip in self.clips().items():
+            yield self._mean(recipe, clip="none")
+            for name, bound in self.clips().items():
                 for sigma in (0.0, self.profile.sigma):
-                    yield from self._private(recipe, clip, sigma, clip=name, sigma=sigma)
+                    yield from self._private(recipe, bound, sigma, clip=name)
 
     def clips(self) -> dict[str, np.ndarray]:
         """Clip (k,) of every layer by the name it has in tables."""
@@ -64,18 +64,18 @@ class Sweeps:
         yield self._mean("matched", **labels)
         yield from self._private("matched", self.raw.clip, self.profile.sigma, **labels)
 
-    def _private(self, recipe: str, clip: np.ndarray, sigma: float, **labels: Any) -> Iterator[Variant]:
+    def _private(self, recipe: str, bound: np.ndarray, sigma: float, **labels: Any) -> Iterator[Variant]:
         """One variant per noise draw; just one without noise."""
-        signal = mechanism.clipped_mean(self.raw.private, clip=clip)
+        signal = mechanism.clipped_mean(self.raw.private, clip=bound)
         for noise_seed in range(self.profile.few_seeds) if sigma > 0 else (NO_SEED,):
             rng = seeding.rng(self.seed, "psa", self.profile.data, self.behaviour, self.fmt, noise_seed)
             values = signal + sigma * rng.standard_normal(signal.shape)
-            yield self._variant(values, "PSA", recipe, noise_seed, **labels)
+            yield self._variant(values, "PSA", recipe, noise_seed, sigma=sigma, **labels)
 
     def _mean(self, recipe: str, **labels: Any) -> Variant:
         """The plain mean, divided by the profile's clip as the clipped one is."""
         values = mechanism.mean(self.raw.private) / self.raw.clip[:, None]
-        return self._variant(values, "Mean", recipe, NO_SEED, **labels)
+        return self._variant(values, "Mean", recipe, NO_SEED, sigma=0.0, **labels)
 
     def _variant(self, values: np.ndarray, method: str, recipe: str, noise_seed: int, **labels: Any) -> Variant:
         multiplier = self.profile.multiplier
@@ -149,3 +149,27 @@ def _at(lm: LM, sweeps: Sweeps, chosen: tuple[int, ...]) -> Sweeps:
             stages.differences(profile, lm, sweeps.behaviour, split, sweeps.fmt, stage=stage) for split in stages.SPLITS
         )
     return replace(sweeps, profile=profile, raw=Extracted.of(profile, *found))
+
+
+def fluency(lm: LM, sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> pd.DataFrame:
+    """What variants cost: ``loss`` in mean log-probability per token (nats) of ordinary text; kept on disk."""
+    text = calibrate.ordinary_text()
+    key = store.key_of(
+        model=lm.revision,
+        dtype=sweeps.profile.dtype,
+        text=text,
+        variants=[(v.vector.digest(), v.multiplier, dict(v.labels)) for v in variants],
+        code=store.code_of(*scoring.CODE),
+    )
+    path = paths.results(sweeps.profile.name, STAGE) / f"{name}-fluency-{sweeps.behaviour}.csv"
+    return store.frame(path, key, lambda: _losses(lm, text, variants)).assign(behaviour=sweeps.behaviour)
+
+
+def _losses(lm: LM, text: Sequence[str], variants: Sequence[Variant]) -> pd.DataFrame:
+    scorer = evaluate.TextScorer(lm, text, first=min(min(v.vector.layers) for v in variants))
+    plain = scorer.score().mean()
+    rows = []
+    for variant in variants:
+        with steering.apply(lm, variant.vector, multiplier=variant.multiplier):
+            rows.append({**variant.labels, "loss": plain - scorer.score().mean()})
+    return pd.DataFrame(rows)

@@ -84,12 +84,27 @@ def preferences(logp: np.ndarray, tokens: np.ndarray, fmt: str) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def text_log_probability(lm: LM, texts: Sequence[str], *, batch_tokens: int = 1024) -> np.ndarray:
-    """Mean log-probability per token (nats) of ordinary texts: what steering costs in fluency."""
-    encoded = [tuple(lm.encode_answer(text)) for text in texts]
-    rows = [packing.Row(ids[:1], (ids[1:],)) for ids in encoded]
-    engine = Engine(lm, [row.inputs() for row in rows], batch_tokens=batch_tokens)
-    return log_probabilities(engine, [row.answers for row in rows])[:, 0] / [len(ids) - 1 for ids in encoded]
+class TextScorer:
+    """Mean log-probability per token of ordinary texts, as often as there are vectors: what steering costs in fluency.
+
+    Args:
+        first: as in :class:`Scorer`.
+    """
+
+    def __init__(self, lm: LM, texts: Sequence[str], *, batch_tokens: int = 1024, first: int | None = None) -> None:
+        encoded = [tuple(lm.encode_answer(text)) for text in texts]
+        rows = [packing.Row(ids[:1], (ids[1:],)) for ids in encoded]
+        self.answers = [row.answers for row in rows]
+        self.engine = Engine(lm, [row.inputs() for row in rows], first=first, batch_tokens=batch_tokens)
+
+    def score(self) -> np.ndarray:
+        """Nats per token of every text (texts,), under whatever steering is active."""
+        return log_probabilities(self.engine, self.answers)[:, 0] / [len(a) for (a,) in self.answers]
+
+
+def text_log_probability(lm: LM, texts: Sequence[str]) -> np.ndarray:
+    """Score texts once; see :class:`TextScorer`."""
+    return TextScorer(lm, texts).score()
 
 
 Answers = Sequence[Sequence[int]]

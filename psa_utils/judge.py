@@ -5,6 +5,7 @@ OpenAI-compatible endpoint, as the paper does (Table 3); :class:`EmbeddingJudge`
 says, a similarity to reference answers. :func:`agreement` measures how far either can be trusted.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -166,6 +167,11 @@ class EmbeddingJudge:
     def _direction(self, items: Sequence[Item]) -> np.ndarray:
         matching, other = (self._embed(side) for side in _sides(items))
         return matching.mean(axis=0) - other.mean(axis=0)
+
+
+def configured() -> Judge:
+    """The endpoint that the environment describes, if it names one; else the offline judge."""
+    return EndpointJudge.from_environment() if os.environ.get(endpoint.BASE_URL) else EmbeddingJudge.from_public_pairs()
 
 
 def agreement(judge: Judge, items: Mapping[str, Sequence[Item]]) -> pd.DataFrame:

@@ -6,8 +6,9 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from . import data, generate, paths, scoring, seeding, stages, store
+from . import data, generate, paths, quality, scoring, seeding, stages, store
 from .config import Profile
+from .judge import Judge
 from .models import LM
 from .scoring import Variant
 
@@ -68,3 +69,15 @@ def _sample(
             for (variant, i, question), (tokens,) in zip(part, found, strict=True)
         ]
     return pd.DataFrame(records)
+
+
+def judged(profile: Profile, lm: LM, judge: Judge, written: pd.DataFrame) -> pd.DataFrame:
+    """Add the judge's ``score`` and the text's own quality (:func:`psa_utils.quality.measure`) to answers."""
+    parts = []
+    for behaviour, part in written.groupby("behaviour", sort=False):
+        prompts = [lm.encode_chat(question, template=profile.template) for question in part.question]
+        tokens = [lm.encode_answer(answer) for answer in part.answer]
+        text = quality.measure(lm, prompts, tokens, batch_tokens=profile.batch_tokens)
+        scores = judge.scores(behaviour, part.question.tolist(), part.answer.tolist())
+        parts.append(part.assign(score=scores, **{name: text[name].to_numpy() for name in text}))
+    return pd.concat(parts, ignore_index=True)

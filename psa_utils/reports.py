@@ -193,6 +193,14 @@ def epsilons(profile: Profile, n: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def pooled(
+    profile: Profile, seed: int, rows: pd.DataFrame, by: Sequence[str], *, within: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Probability and its change from zero-shot with all behaviours' items in one pool; see :func:`results.cells`."""
+    options = {"within": within, "by": by, "metrics": ("probability",), "unit": ("behaviour", "item")}
+    return results.cells(profile, seed, rows, **options)
+
+
 def sweep(
     profile: Profile, seed: int, rows: pd.DataFrame, by: Sequence[str], paper: pd.DataFrame | None = None
 ) -> Table:
@@ -201,12 +209,12 @@ def sweep(
     ``by`` are the columns that tell settings apart; the first is ``recipe``. ``paper`` has one row per setting it
     printed, indexed by the last of ``by``.
     """
-    shared = {"metrics": ("probability",), "by": (*by, "method")}
-    pooled = results.cells(profile, seed, rows, within=(), unit=("behaviour", "item"), **shared)
-    single = results.cells(profile, seed, rows, within=("behaviour",), **shared)
-    numbers = pd.concat([pooled.assign(behaviour="all"), single], ignore_index=True)
-    printed = pooled[list(by)].astype(str).assign(method=pooled.method)
-    printed["change, all (points)"] = percent(pooled, "probability_change", signed=True)
+    every = pooled(profile, seed, rows, (*by, "method"))
+    options = {"within": ("behaviour",), "by": (*by, "method"), "metrics": ("probability",)}
+    single = results.cells(profile, seed, rows, **options)
+    numbers = pd.concat([every.assign(behaviour="all"), single], ignore_index=True)
+    printed = every[list(by)].astype(str).replace("nan", "–").assign(method=every.method)
+    printed["change, all (points)"] = percent(every, "probability_change", signed=True)
     for behaviour in profile.behaviours:
         own = single[single.behaviour == behaviour].reset_index(drop=True)
         printed[behaviour] = [
@@ -218,3 +226,9 @@ def sweep(
 
 def _print_of(paper: pd.DataFrame | None, setting: object, behaviour: str) -> str:
     return "" if paper is None or setting not in paper.index else f" ({paper.loc[setting, behaviour]:.1f})"
+
+
+def paper_clips(table: str) -> pd.DataFrame:
+    """The paper's clip sweep, indexed by the clip as :meth:`psa_utils.ablations.Sweeps.clips` names it."""
+    paper = results.printed_by_paper(table)
+    return paper.set_index(paper.setting.str.removeprefix("C="))

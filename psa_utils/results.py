@@ -142,8 +142,11 @@ def _cell(
         table, base = paired(part, zero, metric, unit)
         rng = seeding.rng(seed, "bootstrap", metric, *map(str, labels.values()))
         options = {"rng": rng, "draws": profile.bootstrap}
-        bar = stats.mean_interval(table, **options)
-        change = stats.difference_interval(table, base, **options)
+        if len(base) < 2:  # a judge may leave fewer verdicts than an interval needs
+            bar = change = Interval(np.nan, np.nan, np.nan, "too few")
+        else:
+            bar = stats.mean_interval(table, **options)
+            change = stats.difference_interval(table, base, **options)
         cell |= {"n_items": len(base), "varies": bar.varies}
         cell |= {**_spread(metric, bar), **_spread(f"{metric}_change", change)}
     return cell
