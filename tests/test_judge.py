@@ -299,7 +299,7 @@ def healthy(url: str) -> bool:
 
 def test_a_real_server(tmp_path, cache):
     """A 135M model is no judge; what is tested is that a real server understands us and we understand it."""
-    if missing := [name for name in ("fastapi", "uvicorn", "starlette") if find_spec(name) is None]:
+    if missing := [name for name in ("fastapi", "uvicorn", "starlette", "opentelemetry") if find_spec(name) is None]:
         pytest.skip(
             f"`transformers serve` cannot start without {', '.join(missing)} (pip install 'transformers[serving]')"
         )
