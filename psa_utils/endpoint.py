@@ -19,6 +19,9 @@ from . import paths, store
 BASE_URL, MODEL, KEY = VARIABLES = ("PSA_JUDGE_BASE_URL", "PSA_JUDGE_MODEL", "PSA_JUDGE_API_KEY")
 PERMANENT = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
 
+SHORTEST_KEY = 8
+"""Shorter keys are placeholders ("x", "none") for endpoints that want none, and may occur in any reply."""
+
 
 class JudgeError(RuntimeError):
     """The endpoint cannot be used; the message says why, without the key, and replies so far are kept."""
@@ -92,7 +95,8 @@ class Endpoint:
         except openai.APIConnectionError:
             raise JudgeError(f"no connection to {BASE_URL}; is the server up and the address right?") from None
         reply = _content(response.http_response.content)
-        return None if reply is None else reply.replace(self._key, "[key]")
+        secret = len(self._key) >= SHORTEST_KEY
+        return reply.replace(self._key, "[key]") if reply and secret else reply
 
 
 def from_environment() -> tuple[str, str, str]:

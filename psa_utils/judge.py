@@ -130,9 +130,9 @@ class EmbeddingJudge:
     """Offline: is the answer closer to the matching or to the other reference answers?
 
     The score is the mean cosine of the answer's embedding to the matching answers minus the mean cosine to the others,
-    of all references of the behaviour whatever the question: positive is closer to the matching ones, scale -2 to 2.
-    It compares wording and topic, knows nothing of the question and is no substitute for reading. An answer without
-    a letter or digit scores NaN.
+    of all references of the behaviour whatever the question, between -2 and 2. It compares wording and topic and
+    knows nothing of the question. Compare scores of answers to one question; zero is no boundary, since topics shift
+    all scores. An answer without a letter or digit scores NaN.
 
     Args:
         references: items whose options are the reference answers, by behaviour; see :meth:`from_public_pairs`.
