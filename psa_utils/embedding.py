@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import packaged
-from .models import _quiet
+from .models import quiet
 
 LONGEST = 256
 """Tokens of a text that count; the published model was made for no more."""
@@ -26,7 +26,7 @@ class Embedder:
     def load(cls) -> "Embedder":
         """Load the packaged model on the CPU; the first call fetches it."""
         folder = packaged.minilm()
-        with _quiet():
+        with quiet():
             return cls(AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder))
 
     def __call__(self, texts: Sequence[str], *, batch: int = 64) -> np.ndarray:

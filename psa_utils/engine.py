@@ -92,7 +92,7 @@ class Engine:
         Raises:
             ValueError: steering is active on a block below ``first``, which a resumed pass would leave out.
         """
-        if steered := [i for i, block in enumerate(self.lm.blocks[: self.first or 0]) if _is_steered(block)]:
+        if steered := [i for i, block in enumerate(self.lm.blocks[: self.first or 0]) if is_steered(block)]:
             raise ValueError(f"steering touches blocks {steered}, below first={self.first}; lower `first`")
         starts = itertools.repeat(None) if self.first is None else self._outputs_of_first
         for index, (batch, hidden) in zip(self.index, self._passes(starts), strict=True):
@@ -141,7 +141,7 @@ class Enough(Exception):
     """Ends a forward pass after the last block that is needed."""
 
 
-def _is_steered(block: nn.Module) -> bool:
+def is_steered(block: nn.Module) -> bool:
     """Whether one of :mod:`psa_utils.steering`'s hooks, which mark themselves, sits on the block."""
     return any(getattr(hook, "steers", False) for hook in block._forward_hooks.values())
 

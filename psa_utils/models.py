@@ -179,7 +179,7 @@ def load(name: str, *, revision: str | None = None, dtype: str = "float32", devi
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     source = packaged.PACKAGED[name]() if name in packaged.PACKAGED else Path(name)
-    with _quiet():
+    with quiet():
         if source.suffix == ".gguf":
             return _load_gguf(source, dtype, device)
         if source.is_dir():
@@ -238,7 +238,7 @@ def check_fits(name: str, parameters: int, dtype: str, device: str) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep progress bars of weight loading out of notebooks."""
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()

@@ -69,7 +69,7 @@ def _log_probabilities(lm: LM, prompts: Sequence[Tokens], answers: Sequence[Toke
 def _check(lm: LM, prompts: Sequence[Tokens], answers: Sequence[Tokens]) -> None:
     if len(prompts) != len(answers):
         raise ValueError(f"{len(prompts)} prompts and {len(answers)} answers; give the prompt of every answer")
-    if steered := [i for i, block in enumerate(lm.blocks) if engine._is_steered(block)]:
+    if steered := [i for i, block in enumerate(lm.blocks) if engine.is_steered(block)]:
         raise ValueError(f"blocks {steered} of {lm.name} are steered; measure outside of steering.apply(...)")
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if not len(prompt):

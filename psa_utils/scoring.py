@@ -76,19 +76,22 @@ def of_vector(vector: SteeringVectors, multiplier: float, **labels: Any) -> Vari
 
 
 def alignment(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:
-    """Test items zero-shot and under every vector of both recipes at plus and minus the profile's multiplier."""
+    """Test items zero-shot and under every vector, both recipes.
+
+    The main recipe's vectors are added and subtracted, with all noise draws; the other's are added, with few.
+    """
     labels = {"behaviour": behaviour, "format": fmt}
-    variants = [
-        zero_shot(**labels),
-        *(
-            of_vector(vector, sign * profile.multiplier, **labels)
-            for recipe in RECIPES
-            for sign in (1, -1)
-            for vector in stages.load_vectors(profile, behaviour, fmt, recipe=recipe)
-        ),
-    ]
-    path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}.csv"
-    return scored(profile, lm, stages.items(profile, behaviour, "test"), variants, fmt, path)
+    frames = []
+    for recipe in RECIPES:
+        vectors = stages.load_vectors(profile, behaviour, fmt, recipe=recipe)
+        if recipe == profile.recipe:
+            signed = [(v, sign) for sign in (1, -1) for v in vectors]
+            variants = [zero_shot(**labels), *(of_vector(v, sign * profile.multiplier, **labels) for v, sign in signed)]
+        else:
+            variants = [of_vector(v, profile.multiplier, **labels) for v in few(profile, vectors)]
+        path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}-{recipe}.csv"
+        frames.append(scored(profile, lm, stages.items(profile, behaviour, "test"), variants, fmt, path))
+    return pd.concat(frames, ignore_index=True)
 
 
 def knowledge_kept(profile: Profile, lm: LM, name: str, seed: int) -> pd.DataFrame:
