@@ -25,10 +25,20 @@ def differences(
     fmt: str = "text",
     template: str = "chat",
     batch_tokens: int = 1024,
+    finite: bool = True,
 ) -> np.ndarray:
     """Activation differences of contrastive pairs, float32 (n, k, d).
 
     What else is in a batch does not matter: padding is masked and every pair has its own positions.
+
+    Args:
+        lm: the model.
+        pairs: items, read at their matching and their other answer.
+        layers: 0-based blocks to read.
+        fmt: answer format.
+        template: chat template.
+        batch_tokens: tokens in one pass, padding included.
+        finite: refuse activations that are not finite. A release does not: an error would depend on private data.
 
     Raises:
         ValueError: no pairs, or layers out of range.
@@ -45,7 +55,8 @@ def differences(
         for index, batch, _ in engine.hidden():
             result[index] = _differences(lm, [engine.rows[i] for i in index], batch, hidden, fmt)
             bar.update(len(index))
-    _finite(result, lm)
+    if finite:
+        _check_finite(result, lm)
     return result
 
 
@@ -107,7 +118,7 @@ def recording(lm: LM, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
             handle.remove()
 
 
-def _finite(result: np.ndarray, lm: LM) -> None:
+def _check_finite(result: np.ndarray, lm: LM) -> None:
     if bad := np.flatnonzero(~np.isfinite(result).all(axis=(1, 2))).tolist():
         raise DataError(
             f"activations of {lm.name} are not finite for item(s) {[i + 1 for i in bad[:10]]}"

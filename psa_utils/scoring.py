@@ -78,14 +78,14 @@ def of_vector(vector: SteeringVectors, multiplier: float, **labels: Any) -> Vari
 def alignment(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:
     """Test items zero-shot and under every vector, both recipes.
 
-    The main recipe's vectors are added and subtracted, with all noise draws; the other's are added, with few.
+    The main recipe's vectors are added with all noise draws and subtracted with few; the other's are added with few.
     """
     labels = {"behaviour": behaviour, "format": fmt}
     frames = []
     for recipe in RECIPES:
         vectors = stages.load_vectors(profile, behaviour, fmt, recipe=recipe)
         if recipe == profile.recipe:
-            signed = [(v, sign) for sign in (1, -1) for v in vectors]
+            signed = [*((v, 1) for v in vectors), *((v, -1) for v in few(profile, vectors))]
             variants = [zero_shot(**labels), *(of_vector(v, sign * profile.multiplier, **labels) for v, sign in signed)]
         else:
             variants = [of_vector(v, profile.multiplier, **labels) for v in few(profile, vectors)]
