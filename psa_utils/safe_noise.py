@@ -94,8 +94,9 @@ def integer_rows(rows: np.ndarray) -> np.ndarray:
     """Rows (..., d) as int64 of L2 norm at most GRID, exactly; each depends on its own row only.
 
     Multiplying by GRID, a power of two, is exact and truncation moves every coordinate towards zero. Only the float
-    divisions that shorten rows longer than 1 can leave an excess of a unit or so in GRID^2, which :func:`_shorten`
-    removes. What truncation costs is less than one unit per coordinate: a relative 1e-4 of the norm at d = 16,384.
+    divisions that shorten rows longer than 1 could leave an excess, which :func:`_shorten` removes: the bound rests on
+    integer arithmetic, not on how well a norm was computed. What truncation costs is less than one unit per
+    coordinate: a relative 1e-4 of the norm at d = 16,384.
 
     >>> integer_rows(np.array([[0.6, -0.8], [3e300, 4e300], [np.nan, 0.0], [1 / 3, 5e-324]])).tolist()
     [[629145, -838860], [629145, 838860], [0, 0], [349525, 0]]
@@ -128,7 +129,10 @@ def _shorten(integers: np.ndarray) -> np.ndarray:
 def _sums(rows: np.ndarray) -> np.ndarray:
     if rows.ndim != 3 or 0 in rows.shape:
         raise ValueError(f"rows has shape {rows.shape}; it must be (n rows, k layers, d), none of them 0")
-    return integer_rows(rows).sum(axis=0)  # |sum| <= n GRID < 2^63 for n < 2^43, more rows than any memory holds
+    sums = np.zeros(rows.shape[1:], np.int64)
+    for row in rows:  # one at a time, to hold no second copy of the rows
+        sums += integer_rows(row)  # at most n GRID, below 2^63 for n < 2^43, more rows than any memory holds
+    return sums
 
 
 def _scale(rows: np.ndarray, sigma: float) -> float:

@@ -196,6 +196,15 @@ def test_a_missing_foreign_or_open_key_is_an_error(book):
     assert not book.key_path.exists()
 
 
+def test_a_ledger_that_was_away_can_be_put_back(book):
+    """A charge without it begins a new one under the old key, which is therefore never overwritten."""
+    filled(book)
+    away = book.path.rename(book.path.with_name("away"))
+    assert book.charge(["ann"], 0.1, **OPTIONS).releases == 1
+    away.replace(book.path)
+    assert book.spent(["ann"], delta=DELTA).releases == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -82,6 +82,13 @@ def test_shortening_acts_on_integers_that_are_too_long():
     assert long[0, 0] == GRID  # the caller's array is not touched
 
 
+def test_the_bound_does_not_rest_on_an_accurate_norm(monkeypatch):
+    rows = np.random.default_rng(3).normal(size=(50, 6))
+    norm = np.linalg.norm
+    monkeypatch.setattr(np.linalg, "norm", lambda *args, **options: norm(*args, **options) * (1 - 1e-6))
+    assert max(exact_norms_squared(safe_noise.integer_rows(rows))) <= GRID**2
+
+
 @given(data=arrays(np.float64, SHAPES, elements=ANY), seed=st.integers(0, 2**32), which=st.integers(0, 3),
        worst=st.booleans())  # fmt: skip
 @example(data=np.ones((1, 3, 1)), seed=0, which=0, worst=True)
