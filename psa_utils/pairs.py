@@ -16,7 +16,7 @@ Error messages name file, row, column and cure, and never repeat the private tex
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,10 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Pairs:
-    """Contrastive pairs, in file order, and who gave them (None: no ``user`` column)."""
+    """Contrastive pairs, in file order, and who gave them (None: no ``user`` column); its repr shows neither."""
 
-    items: tuple[Item, ...]
-    users: tuple[str, ...] | None = None
+    items: tuple[Item, ...] = field(repr=False)
+    users: tuple[str, ...] | None = field(default=None, repr=False)
 
     @property
     def unit(self) -> str:

@@ -54,6 +54,7 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix, rows):
     assert [item.question for item in read.items] == [row["question"] for row in rows]
     assert [item.completion(item.matching, "text") for item in read.items] == [row["positive"] for row in rows]
     assert [item.completion(item.other, "text") for item in read.items] == [row["negative"] for row in rows]
+    assert repr(read) == "Pairs()"  # nothing private in a traceback or log
     assert (read.units, read.n, read.unit) == (((0, 1, 0), 2, "person") if rows is ROWS else (None, 3, "pair"))
 
 

@@ -205,7 +205,7 @@ if child:
 def test_no_process_repeats_another():
     """Two processes started alike, each with a fork: every draw of all four is another one."""
     started = [subprocess.Popen([sys.executable, "-c", DRAWS], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    lines = [line for process in started for line in process.communicate(timeout=100)[0].splitlines()]
+    lines = [line for process in started for line in process.communicate(timeout=300)[0].splitlines()]
     assert len(lines) == len(set(lines)) == 6
 
 
