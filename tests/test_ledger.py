@@ -9,7 +9,7 @@ import sys
 import textwrap
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psa_utils import accounting, ledger, pairs
@@ -54,6 +54,7 @@ def test_mu_adds_up_exactly_for_the_unit_that_lost_most(book):
 
 
 @given(st.lists(st.tuples(st.sets(st.sampled_from("abcd"), min_size=1), st.floats(1e-3, 3)), min_size=1, max_size=8))
+@settings(deadline=None)
 def test_totals_agree_with_a_table_kept_by_hand(releases):
     entries = [ledger._Entry(mu, frozenset(units)) for units, mu in releases]
     table = {unit: sum(mu**2 for units, mu in releases if unit in units) ** 0.5 for unit in "abcd"}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psa_utils import activations, pairs, paths
@@ -85,6 +85,7 @@ def test_the_items_go_through_the_model_unchanged(tmp_path, llama):
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=12), st.integers(0, 2**32))
+@settings(deadline=None)
 def test_a_persons_row_depends_on_their_pairs_only(drawn, seed):
     units = [list(dict.fromkeys(drawn)).index(unit) for unit in drawn]
     rng = np.random.default_rng(seed)
