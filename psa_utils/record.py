@@ -27,7 +27,6 @@ from . import accounting, paths
 from .vectors import SteeringVectors
 
 SCHEMA = "psa-privacy-record/1"
-OS_ENTROPY, SEEDED = SAMPLERS = ("os-entropy discrete Gaussian", "seeded demonstration")
 TIGHT_DELTA = 1e-5
 CURE = "the record was edited or damaged, or its maker has a fault; get the file again or release anew"
 
@@ -120,7 +119,7 @@ class PrivacyRecord:
     @property
     def seeded(self) -> bool:
         """Whether the noise can be drawn again, so that nobody is protected."""
-        return self.sampler == SEEDED
+        return self.seed is not None
 
     @property
     def total_mu(self) -> float:
@@ -212,10 +211,8 @@ def _contradictions(r: PrivacyRecord) -> Iterator[tuple[str, str]]:
             return
     if list(r.layers) != sorted(r.layers):
         yield "layers", "is not ascending"
-    if (r.seed is not None) != r.seeded:
-        yield "seed", f"does not go with sampler={r.sampler!r}: a demonstration has a seed, a release has none"
     if (r.certificate is None) != r.seeded:
-        yield "certificate", f"does not go with sampler={r.sampler!r}: only a release from fresh entropy is certified"
+        yield "certificate", f"does not go with seed={r.seed}: a release is certified, a seeded demonstration never"
     if r.model.revision is None and r.model.digest is None:
         yield "model", "has neither revision nor digest, so nothing says which weights these are"
     yield from _clip_contradictions(r)
@@ -235,10 +232,9 @@ def _clip_contradictions(r: PrivacyRecord) -> Iterator[tuple[str, str]]:
 
 
 def _number_contradictions(r: PrivacyRecord) -> Iterator[tuple[str, str]]:
-    least = release_mu(n=r.n, sigma=r.sigma, layers=len(r.layers), bounded=r.bounded)
-    # Rounding to the sampler's integer grid may cost a little; nothing makes mu smaller than this.
-    if not least * (1 - 1e-9) <= r.mu <= least * 1.001:
-        yield "mu", f"does not follow from n={r.n}, sigma={r.sigma}, {len(r.layers)} layer(s), {r.bounded} (mu={least})"
+    mu = release_mu(n=r.n, sigma=r.sigma, layers=len(r.layers), bounded=r.bounded)
+    if not math.isclose(r.mu, mu, rel_tol=1e-9):
+        yield "mu", f"does not follow from n={r.n}, sigma={r.sigma}, {len(r.layers)} layer(s), {r.bounded} (mu={mu})"
     if not {1 / r.n, TIGHT_DELTA} <= {claim.delta for claim in r.epsilons}:
         yield "epsilons", f"lacks delta=1/n={1 / r.n} or delta={TIGHT_DELTA}"
     for claim in r.epsilons:
@@ -246,5 +242,5 @@ def _number_contradictions(r: PrivacyRecord) -> Iterator[tuple[str, str]]:
         if not math.isclose(claim.epsilon, exact, rel_tol=1e-6, abs_tol=1e-9):
             yield "epsilons", f"holds epsilon={claim.epsilon} at delta={claim.delta}, but mu={r.mu} gives {exact}"
     # A mu-GDP Gaussian is exactly (mu^2/2)-zCDP; no correct certificate lies below it.
-    if r.certificate is not None and not least**2 / 2 * (1 - 1e-9) <= r.certificate.rho < math.inf:
-        yield "certificate", f"certifies less than the Gaussian's own rho={least**2 / 2}, or nothing finite"
+    if r.certificate is not None and not mu**2 / 2 * (1 - 1e-9) <= r.certificate.rho < math.inf:
+        yield "certificate", f"certifies less than the Gaussian's own rho={mu**2 / 2}, or nothing finite"

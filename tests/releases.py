@@ -31,7 +31,7 @@ def example(*, width: int = WIDTH, **changes: Any) -> PrivacyRecord:
         "certificate": Certificate(mu**2 / 2, "opendp", "0.16.0"),
         "accounting": "exact Gaussian, layers jointly (Balle and Wang 2018)",
         "estimator": "clipped mean",
-        "sampler": record.OS_ENTROPY,
+        "sampler": "OpenDP 0.16.0 discrete Gaussian, OS entropy",
         "seed": None,
         "model": Model("tiny-llama", "llama", None, "a" * 64),
         "format": "text",

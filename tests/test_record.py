@@ -44,7 +44,7 @@ def test_any_consistent_record_survives_its_own_text(n, sigma, layers, bounded):
 def test_variants_survive_the_file(tmp_path, variant):
     changes = {
         "release": {},
-        "demonstration": {"sampler": record.SEEDED, "seed": 7, "certificate": None},
+        "demonstration": {"seed": 7, "certificate": None},
         "unit-norm": {"norm_rule": "unit-norm", "clip": None, "clip_source": None},
         "earlier": {"also_released": (Earlier("spring", 0.3), Earlier("summer", 0.4))},
     }[variant]
@@ -107,10 +107,9 @@ EDITS = {
     "layers repeated": ({"layers": [1, 1]}, "layers=.* is refused"),
     "layers none": ({"layers": []}, "layers=.* is refused"),
     "rho lowered": ({"certificate": {"rho": 1e-6, "library": "opendp", "version": "0.16.0"}}, "certifies less"),
-    "no certificate": ({"certificate": None}, "certificate=None does not go with sampler"),
-    "release with a seed": ({"seed": 3}, "seed=3 does not go with sampler='os-entropy"),
-    "demonstration hidden": ({"sampler": "seeded demonstration"}, "seed=None does not go with sampler='seeded"),
-    "sampler": ({"sampler": "numpy"}, "sampler='numpy' is refused"),
+    "no certificate": ({"certificate": None}, "certificate=None does not go with seed=None"),
+    "release with a seed": ({"seed": 3}, "certificate=.* does not go with seed=3"),
+    "sampler": ({"sampler": ""}, "sampler='' is refused"),
     "no weights named": (
         {"model": {"id": "m", "architecture": "llama", "revision": None, "digest": None}},
         "model=.* has neither revision nor digest",
@@ -164,6 +163,11 @@ def test_a_consistently_understated_epsilon_is_refused():
         PrivacyRecord.from_json(edited(made, **changes))
 
 
+def test_hiding_that_a_demonstration_was_seeded_is_refused():
+    with pytest.raises(RecordError, match="certificate=None does not go with seed=None"):
+        PrivacyRecord.from_json(edited(example(seed=3, certificate=None), seed=None))
+
+
 def test_the_class_itself_refuses_what_the_reader_refuses():
     with pytest.raises(RecordError, match="epsilons"):
         example(epsilons=(Claim(0.1, 1e-5),))
@@ -213,7 +217,7 @@ def test_the_description_says_everything_that_matters():
         assert f"({claim.epsilon:.4g}, {claim.delta:.4g})-DP" in text
     shown = (
         f"{made.mu:.4g}-GDP", "certified by opendp 0.16.0", "one person of n = 1000", "spring (mu = 0.3)",
-        f"in total {made.total_mu:.4g}-GDP", "os-entropy discrete Gaussian", "0.02", "C = 3.5, 4.5 in every layer",
+        f"in total {made.total_mu:.4g}-GDP", made.sampler, "0.02", "C = 3.5, 4.5 in every layer",
         "C from median norm of public pairs", "tiny-llama (llama)", made.model.digest, made.digest, "text", "2.5",
         made.software, made.accounting, made.estimator, "replace-one",
     )  # fmt: skip
@@ -222,7 +226,7 @@ def test_the_description_says_everything_that_matters():
 
 
 def test_the_description_of_a_demonstration_begins_with_the_warning():
-    made = example(sampler=record.SEEDED, seed=7, certificate=None)
+    made = example(seed=7, certificate=None)
     text = describe.describe(made)
     assert text.startswith("DEMONSTRATION")
     assert "protects nobody" in text
