@@ -17,11 +17,11 @@ NO_RECORD = (
 
 
 def describe_file(vectors: SteeringVectors, record: PrivacyRecord | None) -> str:
-    """What ``psa inspect`` prints: the privacy record, or the entries of a research record, then the vectors."""
+    """What ``psa inspect`` prints of a file that :func:`psa_utils.record.read` accepted: record, then vectors."""
     if record is None:
         lines = [NO_RECORD, *(_line(name, str(value)) for name, value in vectors.record.items())]
     else:
-        lines = [describe(record)]
+        lines = [describe(record), _line("vectors", "those the record was made for (digest checked)")]
     norms = np.linalg.norm(vectors.values, axis=1)
     by_layer = ", ".join(f"{layer} ({norm:.3g})" for layer, norm in zip(vectors.layers, norms, strict=True))
     return "\n".join([*lines, _line("hidden size", str(vectors.values.shape[1])), _line("layers (norm)", by_layer)])
@@ -41,7 +41,7 @@ def describe(record: PrivacyRecord) -> str:
         "answers": record.format,
         "multiplier": "none suggested" if record.multiplier is None else f"{record.multiplier:g} suggested",
         "software": record.software,
-        "digest": f"sha256 {record.digest} (matches the vectors)",
+        "digest": f"sha256 {record.digest}",
     }
     warning = ["DEMONSTRATION: the noise can be drawn again from its seed. This file protects nobody."]
     return "\n".join([*(warning if record.seeded else []), *(_line(name, text) for name, text in lines.items())])

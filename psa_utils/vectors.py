@@ -39,10 +39,17 @@ class SteeringVectors:
         return hashlib.sha256(repr(layers).encode() + self.values[order].tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the file whole or not at all."""
+        """Write the file whole or not at all.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
         tensors = {f"layer.{layer}": row for layer, row in zip(self.layers, self.values, strict=True)}
         with paths.atomic(path) as temporary:
-            save_file(tensors, temporary, metadata={RECORD: json.dumps(dict(self.record), sort_keys=True)})
+            try:
+                save_file(tensors, temporary, metadata={RECORD: json.dumps(dict(self.record), sort_keys=True)})
+            except SafetensorError as error:
+                raise OSError(f"cannot write {path} ({error}); nothing was kept, choose another place") from error
 
     @classmethod
     def load(cls, path: Path) -> "SteeringVectors":

@@ -1,5 +1,8 @@
-"""A consistent privacy record and the vectors it belongs to, for the tests of records, exports and commands."""
+"""A consistent privacy record with its vectors, and a disk that fills up."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,3 +48,14 @@ def example(*, width: int = WIDTH, **changes: Any) -> PrivacyRecord:
 
 def vectors_of(made: PrivacyRecord, width: int = WIDTH) -> SteeringVectors:
     return SteeringVectors(made.layers, values_of(made.layers, width), made.to_json())
+
+
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """No file may grow past 200 bytes: a write fails half-way, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

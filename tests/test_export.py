@@ -6,7 +6,6 @@ steering-vectors and repeng pin old versions of what we use, so they are install
 
 import importlib
 import json
-import resource
 import sys
 from contextlib import contextmanager
 from types import ModuleType
@@ -19,7 +18,7 @@ from gguf import GGUFReader
 from psa_utils import export, models, paths, steering
 from psa_utils.export import ExportError
 from psa_utils.vectors import SteeringVectors
-from tests.releases import example, vectors_of
+from tests.releases import example, small_disk, vectors_of
 
 PEERS = paths.ROOT / "build" / "peers"
 PROMPT = "Which way to the harbour?"
@@ -157,20 +156,11 @@ def test_unknown_format(vectors, tmp_path):
         export.export(vectors, "onnx", tmp_path / "v.onnx")
 
 
-@pytest.fixture
-def small_disk():
-    """No file may grow past 200 bytes: a write fails half-way, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("to", export.FORMATS)
-def test_a_write_that_fails_half_way_leaves_the_old_file(vectors, to, tmp_path, small_disk):
+def test_a_write_that_fails_half_way_leaves_the_old_file(vectors, to, tmp_path):
     target = tmp_path / f"vector{export.FORMATS[to][0]}"
     target.write_text("old")
-    with pytest.raises(ExportError, match=r"cannot write .*vector.*File too large.*nothing was kept"):
+    with small_disk(), pytest.raises(ExportError, match=r"cannot write .*vector.*File too large.*nothing was kept"):
         written(vectors, to, tmp_path)
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from psa_utils import accounting, describe, record
 from psa_utils.record import Certificate, Claim, Earlier, Model, PrivacyRecord, RecordError
 from psa_utils.vectors import SteeringVectors
-from tests.releases import example, vectors_of
+from tests.releases import example, small_disk, vectors_of
 
 
 def edited(valid: PrivacyRecord, **changes) -> dict:
@@ -232,3 +232,12 @@ def test_the_description_of_a_demonstration_begins_with_the_warning():
     assert "protects nobody" in text
     assert "seed 7" in text
     assert "zCDP" not in text
+
+
+def test_vectors_that_the_disk_does_not_take_leave_the_old_file(tmp_path):
+    path = tmp_path / "v.safetensors"
+    path.write_text("old")
+    with small_disk(), pytest.raises(OSError, match=r"cannot write .*v.safetensors .*nothing was kept"):
+        vectors_of(example()).save(path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
