@@ -145,7 +145,8 @@ def _chat(args: argparse.Namespace) -> None:
     for prompt in given:
         plain, steered = chat.answers(lm, vectors, prompt, multiplier=multiplier, **options)
         columns = f"UNSTEERED\n{plain}", f"MULTIPLIER {multiplier:g}\n{steered}"
-        print(chat.side_by_side(*columns, width=shutil.get_terminal_size((COLUMNS_ELSEWHERE, 24)).columns))
+        width = shutil.get_terminal_size((COLUMNS_ELSEWHERE, 24)).columns
+        print(chat.side_by_side(*columns, width=width), end="\n\n")
 
 
 def _load(args: argparse.Namespace, revision: str | None) -> Any:

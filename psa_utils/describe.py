@@ -1,5 +1,9 @@
-"""A vector file in words: its privacy record line by line, then what the vectors are."""
+"""A vector file in words: its privacy record line by line, then what the vectors are.
 
+What a guarantee costs (epsilon, delta, mu, rho) is rounded upwards, so that no print claims more than holds.
+"""
+
+import math
 import textwrap
 
 import numpy as np
@@ -19,7 +23,7 @@ NO_RECORD = (
 def describe_file(vectors: SteeringVectors, record: PrivacyRecord | None) -> str:
     """What ``psa inspect`` prints of a file that :func:`psa_utils.record.read` accepted: record, then vectors."""
     if record is None:
-        lines = [NO_RECORD, *(_line(name, str(value)) for name, value in vectors.record.items())]
+        lines = [textwrap.fill(NO_RECORD, WIDTH), *(_line(name, str(value)) for name, value in vectors.record.items())]
     else:
         lines = [describe(record), _line("vectors", "those the record was made for (digest checked)")]
     norms = np.linalg.norm(vectors.values, axis=1)
@@ -30,7 +34,7 @@ def describe_file(vectors: SteeringVectors, record: PrivacyRecord | None) -> str
 def describe(record: PrivacyRecord) -> str:
     """Say what a record guarantees, to whom, and how it was reached; several lines without a newline at the end."""
     lines = {
-        "guarantee": _guarantee(record),
+        "would guarantee" if record.seeded else "guarantee": _guarantee(record),
         "protects": f"one {record.unit} of n = {record.n} (n is public), replaced by any other",
         "together with": _composed(record),
         "noise": _noise(record),
@@ -51,22 +55,36 @@ def _line(name: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=f"{name:<{LABEL}}", subsequent_indent=" " * LABEL)
 
 
+def _up(value: float) -> str:
+    """Round upwards to four significant digits.
+
+    >>> _up(0.91891), _up(0.5), _up(1e-5), _up(0.0)
+    ('0.919', '0.5', '1e-05', '0')
+    """
+    if value == 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.ceil(value / unit - 1e-6) * unit:.4g}"
+
+
 def _guarantee(record: PrivacyRecord) -> str:
-    epsilons = ", ".join(f"({c.epsilon:.4g}, {c.delta:.4g})-DP" for c in record.epsilons)
+    epsilons = ", ".join(f"({_up(c.epsilon)}, {_up(c.delta)})-DP" for c in record.epsilons)
     zcdp = f"; {_certificate(record)}" if record.certificate else ""
-    return f"{epsilons}; exactly {record.mu:.4g}-GDP{zcdp}; relation: {record.relation}"
+    return f"{epsilons}; {_up(record.mu)}-GDP{zcdp}; relation: {record.relation}"
 
 
 def _certificate(record: PrivacyRecord) -> str:
-    return f"{record.certificate.rho:.4g}-zCDP certified by {record.certificate.library} {record.certificate.version}"
+    return f"{_up(record.certificate.rho)}-zCDP certified by {record.certificate.library} {record.certificate.version}"
 
 
 def _composed(record: PrivacyRecord) -> str:
     if not record.also_released:
         return "no earlier release from the same data"
-    earlier = ", ".join(f"{e.what} (mu = {e.mu:.4g})" for e in record.also_released)
+    earlier = ", ".join(f"{e.what} (mu = {_up(e.mu)})" for e in record.also_released)
     epsilon = accounting.gaussian_epsilon(record.total_mu, TIGHT_DELTA)
-    return f"{earlier}; all from the same data, in total {record.total_mu:.4g}-GDP, ({epsilon:.4g}, {TIGHT_DELTA:g})-DP"
+    return (
+        f"{earlier}; all from the same data, in total {_up(record.total_mu)}-GDP, ({_up(epsilon)}, {TIGHT_DELTA:g})-DP"
+    )
 
 
 def _noise(record: PrivacyRecord) -> str:
