@@ -7,7 +7,7 @@ import math
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psa_utils import accounting, describe, record
@@ -29,6 +29,7 @@ def test_the_schema_is_a_valid_draft_2020_12_schema_that_explains_every_field():
     assert all("description" in rule for name, rule in schema["properties"].items() if name != "schema")
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(2, 10**6),
     sigma=st.floats(1e-4, 10),
@@ -141,6 +142,7 @@ def test_every_field_is_required(field):
         PrivacyRecord.from_json(raw)
 
 
+@settings(deadline=None)
 @given(
     field=st.sampled_from(["n", "sigma", "mu"]),
     factor=st.floats(0.05, 20).filter(lambda f: abs(math.log(f)) > 0.01),
@@ -223,6 +225,7 @@ def test_the_description_says_everything_that_matters():
     assert "DEMONSTRATION" not in text
 
 
+@settings(deadline=None)
 @given(epsilon_like=st.floats(1e-6, 1e3))
 def test_printed_guarantees_never_claim_more_than_holds(epsilon_like):
     printed = float(describe._up(epsilon_like))
