@@ -37,27 +37,42 @@ class SteeringVectors:
         return SteeringVectors(self.layers, multiplier * self.values, self.record)
 
     def digest(self) -> str:
-        """SHA-256 of layers and values."""
-        return hashlib.sha256(repr(self.layers).encode() + self.values.tobytes()).hexdigest()
+        """SHA-256 of layers and values, whatever the order of the layers."""
+        order = np.argsort(self.layers)
+        layers = tuple(self.layers[i] for i in order)
+        return hashlib.sha256(repr(layers).encode() + self.values[order].tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the file whole or not at all."""
+        """Write the file whole or not at all.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
         tensors = {f"layer.{layer}": row for layer, row in zip(self.layers, self.values, strict=True)}
         with paths.atomic(path) as temporary:
-            save_file(tensors, temporary, metadata={RECORD: json.dumps(dict(self.record), sort_keys=True)})
+            try:
+                save_file(tensors, temporary, metadata={RECORD: json.dumps(dict(self.record), sort_keys=True)})
+            except SafetensorError as error:
+                raise OSError(f"cannot write {path} ({error}); nothing was kept, choose another place") from error
 
     @classmethod
     def load(cls, path: Path) -> "SteeringVectors":
         """Read a file written by :meth:`save`.
 
         Raises:
-            ValueError: truncated, or not a steering-vector file.
+            FileNotFoundError: no such file.
+            ValueError: truncated, not a steering-vector file, or not the vectors whose ``digest`` the record has.
         """
         try:
             with safe_open(path, framework="numpy") as file:
                 record = json.loads((file.metadata() or {})[RECORD])
                 named = {int(name.removeprefix("layer.")): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, ValueError) as error:
+                layers: Sequence[int] = sorted(named)
+                vectors = cls(tuple(layers), np.stack([named[layer] for layer in layers]), dict(record))
+        except FileNotFoundError:
+            raise
+        except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise ValueError(f"{path} is no whole steering-vector file ({error}); make it again") from error
-        layers: Sequence[int] = sorted(named)
-        return cls(tuple(layers), np.stack([named[layer] for layer in layers]), record)
+        if "digest" in vectors.record and vectors.record["digest"] != vectors.digest():
+            raise ValueError(f"{path}: the vectors are not those of its record (digest differs); get the file again")
+        return vectors
