@@ -26,8 +26,8 @@ def pairs(form: str, behaviours: Sequence[str] = BEHAVIOURS) -> list[data.Item]:
     Raises:
         ValueError: unknown form.
 
-    >>> [pairs(form, ["refusal"])[0].options for form in FORMS[1:3]]
-    []
+    >>> len(pairs("phrase")), pairs("yes-no", ["refusal"])[0].options
+    (280, ('Yes', 'No'))
     """
     items = [item for name in behaviours for item in data.load_items("mini", name, "train")[::STEP]]
     return [in_form(item, form) for item in items]

@@ -13,8 +13,10 @@ estimator matters to the guarantee, so one argument and one test cover all; what
 * k rows of norm at most 1 each, stacked: sqrt(k) (``psa-*``, ``unit``, ``efron-morris``, ..., ``dp-jl``);
 * one vector of norm at most 1 (``joint-clip``, ``shared*``, ``one-layer``): 1, hence sqrt(k) times less noise.
 
-A pair with a value that is not finite becomes a zero row, which is in the ball: an exception would tell something about
-the private data. **Privacy.** Joint accounting: one Gaussian mechanism with mu = 2 radius/(n sigma), exactly mu-GDP
+A pair with a value that is not finite, or past :data:`LARGEST` where a norm could overflow, becomes a zero row, which
+is in the ball: an exception would tell something about the private data.
+
+**Privacy.** Joint accounting: one Gaussian mechanism with mu = 2 radius/(n sigma), exactly mu-GDP
 (:mod:`psa_utils.accounting`). ``psa-paper`` alone takes the paper's sigma.
 
 **Public data.** Step 1's clips and step 3's bases, priors and lift come from ``Public``; read there what counts.
@@ -29,6 +31,9 @@ import pandas as pd
 
 from . import accounting, finishing, mechanism, rows, seeding
 from .public import Public
+
+LARGEST = 1e100
+"""No activation is this large; a row that claims to be counts as zero."""
 
 Rows = Callable[[np.ndarray, Public], np.ndarray]
 Finish = Callable[[np.ndarray, float, Public], np.ndarray]
@@ -49,8 +54,10 @@ class Estimator:
         """Statistic (r, m) that gets the noise. Replacing one pair moves it by at most :meth:`sensitivity`."""
         d = np.asarray(differences, np.float64)
         if d.ndim != 3 or len(d) == 0 or d.shape[1:] != public.nearest.shape[1:]:
-            raise ValueError(f"differences has shape {d.shape}; it must be (n pairs, {public.nearest.shape[1:]})")
-        return self.rows(np.where(np.isfinite(d).all(axis=(1, 2), keepdims=True), d, 0.0), public).mean(axis=0)
+            k, width = public.nearest.shape[1:]
+            raise ValueError(f"differences has shape {d.shape}; to fit the public data it must be (n, {k}, {width})")
+        sane = (np.abs(d) <= LARGEST).all(axis=(1, 2), keepdims=True)  # False for NaN
+        return self.rows(np.where(sane, d, 0.0), public).mean(axis=0)
 
     def sensitivity(self, *, n: int, layers: int) -> float:
         """Largest L2 move of :meth:`mean` when one of n pairs is replaced: 2 radius/n."""
@@ -71,8 +78,11 @@ def paper_sigma(epsilon: float, delta: float, *, n: int, layers: int) -> float:
     >>> round(paper_sigma(accounting.paper_epsilon(n=290, sigma=0.02, layers=5).total, 1 / 290, n=290, layers=5), 12)
     0.02
     """
-    mu_free = math.sqrt(2 * math.log(1.25 * layers / delta))
-    return accounting.sensitivity(n) * mu_free * layers / epsilon
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon={epsilon} must be positive and finite")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta={delta} must lie in (0, 1)")
+    return accounting.sensitivity(n) * math.sqrt(2 * math.log(1.25 * layers / delta)) * layers / epsilon
 
 
 def _stacked(layers: int) -> float:

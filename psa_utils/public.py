@@ -87,7 +87,7 @@ class Public:
         """Check and keep the public differences, each (pairs, k, d).
 
         Raises:
-            ValueError: values that are not finite, differences that are all zero, or shapes (k, d) that differ.
+            ValueError: values that are not finite, differences that are mostly zero, or shapes (k, d) that differ.
         """
         sources = tuple(np.asarray(source, np.float64) for source in (nearest, *others))
         for source in sources:

@@ -47,7 +47,4 @@ def nothing(differences: np.ndarray, public: Public) -> np.ndarray:
 
 
 def _cut(vectors: np.ndarray, clip: np.ndarray | float) -> np.ndarray:
-    """v / max(C, ||v||), written so that a norm past the range of a double still gives norm at most 1."""
-    largest = np.maximum(np.abs(vectors).max(axis=-1), clip)
-    scaled = vectors / largest[..., None]
-    return scaled / np.maximum(clip / largest, np.linalg.norm(scaled, axis=-1))[..., None]
+    return vectors / np.maximum(clip, np.linalg.norm(vectors, axis=-1))[..., None]
