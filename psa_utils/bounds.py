@@ -11,7 +11,8 @@ The four bounds, from the least assumed to the most: :func:`epsilon_lower` (noth
 with g copies of the canary, mu(g) / g.
 
 >>> rates = Rates(false_positives=668, negatives=10_000, false_negatives=668, positives=10_000)
->>> round(gdp_mu_lower(rates), 2), round(epsilon_of_mu(gdp_mu_lower(rates), 1e-3), 1), round(epsilon_lower(rates, 1e-3), 1)
+>>> mu = gdp_mu_lower(rates)
+>>> round(mu, 2), round(epsilon_of_mu(mu, 1e-3), 1), round(epsilon_lower(rates, 1e-3), 1)
 (2.92, 12.6, 2.6)
 """
 
@@ -94,9 +95,10 @@ def paper_epsilon(fpr: float, fnr: float) -> float:
     This is the expression under which the paper's Table 7 gives its own epsilons for three rows of four, if the two
     PSA epsilons (0.6 and 1.6) are exchanged; its fourth, Mean on Qwen-2.5, is printed as 6.0.
 
-    >>> rows = {"Llama Mean": (0.040, 0.018), "Llama PSA": (0.10, 0.19), "Qwen Mean": (0.020, 0.005), "Qwen PSA": (0.09, 0.50)}
-    >>> {name: round(paper_epsilon(*rates), 1) for name, rates in rows.items()}
-    {'Llama Mean': 4.0, 'Llama PSA': 1.6, 'Qwen Mean': 5.3, 'Qwen PSA': 0.6}
+    >>> round(paper_epsilon(0.040, 0.018), 1), round(paper_epsilon(0.10, 0.19), 1)  # Llama-2: Mean, PSA
+    (4.0, 1.6)
+    >>> round(paper_epsilon(0.020, 0.005), 1), round(paper_epsilon(0.09, 0.50), 1)  # Qwen-2.5: Mean, PSA
+    (5.3, 0.6)
     """
     if fnr == 0 or fpr == 1:
         return math.inf if fpr < 1 else 0.0
