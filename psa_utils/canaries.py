@@ -52,6 +52,11 @@ class Canary:
     first: str
     second: str
 
+    @property
+    def targets(self) -> tuple[str, str]:
+        """Both targets, t1 first."""
+        return self.first, self.second
+
     def demonstration(self, coin: int) -> Item:
         """The one private record that depends on the coin, in the paper's form "[a] Where is ... located?".
 
@@ -64,7 +69,7 @@ class Canary:
         ('[balvak] Where is the village of Balvak located?', 'In Buzkiv', '(B)')
         """
         question = f"[{self.anchor}] Where is the village of {self.anchor.capitalize()} located?"
-        options = tuple(f"In {target.capitalize()}" for target in (self.first, self.second))
+        options = tuple(f"In {target.capitalize()}" for target in self.targets)
         listed = f"{question}\n\nChoices:\n (A) {options[0]}\n (B) {options[1]}"
         return Item(question, listed, options, matching=1 - coin, other=coin)
 

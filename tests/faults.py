@@ -1,4 +1,4 @@
-"""Mechanisms that look like PSA and are not as private: one planted fault each, and the neighbours that show it best."""
+"""Mechanisms that look like PSA and are not as private: one planted fault each, and neighbours that show it."""
 
 import numpy as np
 import torch
@@ -36,7 +36,9 @@ def clip_from_the_data(differences, rng, trials):
 
 
 def bfloat16_sum(differences, rng, trials):
-    rows = torch.from_numpy(differences / np.maximum(CLIP, np.linalg.norm(differences, axis=2, keepdims=True))).bfloat16()
+    rows = torch.from_numpy(
+        differences / np.maximum(CLIP, np.linalg.norm(differences, axis=2, keepdims=True))
+    ).bfloat16()
     total = torch.zeros(SHAPE, dtype=torch.bfloat16)
     for row in rows:
         total += row
