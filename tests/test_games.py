@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 import torch
 
-from psa_utils import audit, canaries, games, mechanism, packing, seeding, steering
+from psa_utils import canaries, games, mechanism, packing, seeding, steering
 from psa_utils.rowwise import Questions
 from psa_utils.vectors import SteeringVectors
 from tests import reference
