@@ -7,7 +7,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules --warn-undefined-variables
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-NOTEBOOKS := 01_extract 02_private_steer 03_eval 04_ablations
+NOTEBOOKS := 01_extract 02_private_steer 03_eval 04_ablations 05_mia
 .PHONY: help figures test smoke nbval lint lock data calibrate bench clean FORCE $(NOTEBOOKS)
 
 PROFILE ?= laptop
@@ -35,7 +35,8 @@ A_03 := $(foreach f,fig3_alignment fig4_scaling,$(call figure,$f)) $(foreach t,t
   table_recipes table5_mmlu table3_open_ended table21_negative_open_ended table4_examples,$(call table,$t))
 A_04 := $(foreach f,fig5_noise fig5_clip fig_strength,$(call figure,$f)) \
   $(foreach t,table17_noise table18_clip table19_clip_noiseless table_layers,$(call table,$t))
-figures: $(R)/01_extract/manifest.json $(A_02) $(A_03) $(A_04)  ## every figure and table of PROFILE (default: laptop)
+A_05 := $(call table,table7_mia) $(call figure,fig6_tradeoff) $(call figure,fig_canaries)
+figures: $(R)/01_extract/manifest.json $(A_02) $(A_03) $(A_04) $(A_05)  ## every figure and table of PROFILE (default: laptop)
 
 test: $(ENV) smoke  ## lint, unit tests, doctests, README, notebooks (papermill and nbval on the smoke profile)
 	$(PYTHON) -m pytest -q
@@ -96,4 +97,6 @@ $(eval $(call notebook,02_private_steer,01_extract,mechanism accounting vectors 
 REPORTING := steering evaluate scoring results reports stats vectors plotting sweep_plots tables
 $(eval $(call notebook,03_eval,02_private_steer,$(REPORTING) knowledge generate open_ended judge endpoint embedding \
   quality scaling mechanism,$(A_03)))
+$(eval $(call notebook,05_mia,01_extract,attacks attack_plots audit bounds canaries games rowwise trials mechanism accounting \
+  steering generate evaluate reports plotting tables,$(A_05)))
 $(eval $(call notebook,04_ablations,01_extract,$(REPORTING) ablations calibrate mechanism accounting,$(A_04)))

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"psa_utils {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (add_inspect, add_export, add_chat, add_run):
+    for add in (add_release, add_inspect, add_export, add_chat, add_run):
         add(commands)
     return top
 
@@ -212,7 +212,6 @@ def add_release(commands: Any) -> None:
         "--layers", type=arguments.layers, default="auto", help="0-based blocks such as 11,12,13 (default: auto)"
     )
     command.add_argument("--estimator", metavar="NAME", help="how to estimate (default: the best on public data)")
-    command.add_argument("--format", default="text", choices=config.FORMATS, help="form of the answers (default: text)")
     command.add_argument(
         "--multiplier", type=arguments.finite, metavar="X", help="strength to suggest, not from private data"
     )

@@ -69,6 +69,14 @@ class Profile:
     """Longest open-ended answer."""
     clips: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0)
     """Constant clips of the clip sweep (the paper's), beside quantiles of public norms."""
+    canaries: int = 24
+    """Canaries of the membership attack."""
+    white_trials: int = 20_000
+    grey_trials: int = 1000
+    black_trials: int = 200
+    """Counted trials of the attack: per world for the white box, in all for the others."""
+    black_samples: int = 10
+    """Answers sampled in a trial of the black box."""
     scaling: tuple[str, ...] = ()
     """Profiles whose models Figure 4 compares, smallest first; this profile itself is always among them."""
     dtype: str = "float32"
@@ -124,6 +132,11 @@ def _check(p: Profile) -> None:
         "few_seeds": 1 <= p.few_seeds <= p.noise_seeds,
         "temperature": p.temperature >= 0,
         "answer_tokens": p.answer_tokens >= 1,
+        "canaries": p.canaries >= 2,
+        "white_trials": p.white_trials >= 10,
+        "grey_trials": p.grey_trials >= 10,
+        "black_trials": p.black_trials >= 10,
+        "black_samples": p.black_samples >= 1,
         "clips": min(p.clips, default=1) > 0,
     }
     for field, good in rules.items():

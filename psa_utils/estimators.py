@@ -52,12 +52,16 @@ class Estimator:
 
     def mean(self, differences: np.ndarray, public: Public) -> np.ndarray:
         """Statistic (r, m) that gets the noise. Replacing one pair moves it by at most :meth:`sensitivity`."""
+        return self.bounded(differences, public).mean(axis=0)
+
+    def bounded(self, differences: np.ndarray, public: Public) -> np.ndarray:
+        """Rows (n, r, m), each of Frobenius norm at most ``radius``, one per pair."""
         d = np.asarray(differences, np.float64)
         if d.ndim != 3 or len(d) == 0 or d.shape[1:] != public.nearest.shape[1:]:
             k, width = public.nearest.shape[1:]
             raise ValueError(f"differences has shape {d.shape}; to fit the public data it must be (n, {k}, {width})")
         sane = (np.abs(d) <= LARGEST).all(axis=(1, 2), keepdims=True)  # False for NaN
-        return self.rows(np.where(sane, d, 0.0), public).mean(axis=0)
+        return self.rows(np.where(sane, d, 0.0), public)
 
     def sensitivity(self, *, n: int, layers: int) -> float:
         """Largest L2 move of :meth:`mean` when one of n pairs is replaced: 2 radius/n."""
@@ -112,6 +116,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "shared-block-lift": Estimator(rows.one_vector, _one, finishing.lifted_block_james_stein),
     "shared-bayes-lift": Estimator(rows.one_vector, _one, finishing.lifted_bayes),
 }
+
+
+DEFAULT = "shared-bayes-lift"
 
 
 def estimate(

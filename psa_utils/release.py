@@ -1,0 +1,246 @@
+"""``psa release``: from a file of private pairs to a vector file that says what it guarantees.
+
+The order is the point. All that can be refused is refused before the ledger is charged; the charge is on disk before
+noise is drawn; the vectors are written last, whole or not at all. A kill anywhere leaves at worst a charge without a
+vector. Nothing is chosen by looking at the private pairs: layers, scales, eigenbases and strength come from the model's
+shape and from public pairs.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from . import __version__, activations, corpus, estimators, paths, record, rows, safe_noise, store
+from . import pairs as private_pairs
+from .estimators import Estimator
+from .ledger import Ledger, Spent
+from .models import LM, load
+from .pairs import Pairs
+from .public import Public
+from .record import Certificate, Earlier, Model, PrivacyRecord
+from .safe_noise import Released
+from .vectors import SteeringVectors
+
+WINDOW = 5
+FORMAT = "text"
+MULTIPLIER = 0.5
+"""Suggested strength, in units of the public mean's norm: what ``make calibrate`` found for the packaged model."""
+
+
+def release(
+    *,
+    model: str,
+    pairs: Path,
+    epsilon: float,
+    delta: float,
+    out: Path,
+    revision: str | None = None,
+    layers: Sequence[int] | None = None,
+    estimator: str | None = None,
+    multiplier: float | None = None,
+    ledger: Path | None = None,
+    budget: float | None = None,
+    demonstration: int | None = None,
+) -> PrivacyRecord:
+    """Compute vectors under (epsilon, delta)-DP for all layers together and write them with their record.
+
+    Raises:
+        ValueError: an argument that cannot be, named with its value and cure; a :class:`psa_utils.ledger.BudgetError`
+            if the ledger's budget does not allow the release.
+        OSError: the target cannot be written.
+    """
+    given = _read(pairs, delta)
+    _check_target(out)
+    name = estimator or estimators.DEFAULT
+    method = estimators.named(name)
+    lm = load(model, revision=revision)
+    chosen = automatic_layers(len(lm.blocks)) if layers is None else lm.check_layers(sorted(layers))
+    public = public_differences(lm, chosen)
+    bounded = method.bounded(_private(lm, given, chosen), public)
+    sigma = method.sigma(epsilon, delta, n=given.n, layers=len(chosen))
+    mu = method.sensitivity(n=given.n, layers=len(chosen)) / sigma
+    spent = _charge(ledger, given, mu, delta, budget, demonstration, note={"out": out.name, "model": _public_name(lm)})
+    noisy = _draw(bounded, method, len(chosen), sigma, demonstration)
+    vectors = SteeringVectors(chosen, _at_public_strength(method.finish(noisy.values, sigma, public), public))
+    made = _record(
+        lm,
+        given,
+        name,
+        sigma,
+        noisy,
+        vectors,
+        public,
+        epsilons=record.claims(noisy.mu, given.n, delta),
+        seed=demonstration,
+        multiplier=MULTIPLIER if multiplier is None else multiplier,
+        also_released=_earlier(spent, mu),
+    )
+    SteeringVectors(chosen, vectors.values, made.to_json()).save(out)
+    return made
+
+
+def automatic_layers(blocks: int) -> tuple[int, ...]:
+    """Five consecutive blocks from two fifths of the depth on; all but the first where there are fewer than eight.
+
+    >>> automatic_layers(30), automatic_layers(4)
+    ((12, 13, 14, 15, 16), (1, 2, 3))
+    """
+    start = 2 * blocks // 5 if blocks >= 8 else 1
+    return tuple(range(start, min(start + WINDOW, blocks)))
+
+
+def public_differences(lm: LM, layers: Sequence[int]) -> Public:
+    """Differences of the shipped public corpus at ``layers``, kept in the cache folder for the next release."""
+    sources = []
+    for form in tqdm(corpus.FORMS, desc="public pairs", disable=None, leave=False):
+        items = corpus.pairs(form)
+        key = store.key_of(
+            model=lm.revision,
+            dtype=str(lm.model.dtype),
+            layers=list(layers),
+            items=[repr(item) for item in items],
+            code=store.code_of("activations", "engine", "packing", "models", "corpus"),
+        )
+        path = paths.cache() / "public" / f"{key[:16]}.safetensors"
+        kept = store.arrays(path, key, lambda i=items: {"differences": activations.differences(lm, i, layers=layers)})
+        sources.append(kept["differences"])
+    return Public.of(*sources)
+
+
+def _read(path: Path, delta: float) -> Pairs:
+    given = private_pairs.read(path)
+    if given.n < 2:
+        raise ValueError(f"{path} holds {given.n} {given.unit}; a mean over fewer than 2 protects nobody, add more")
+    if delta >= 1 / given.n:
+        warnings.warn(
+            f"delta={delta:g} is not below 1/n={1 / given.n:.3g}: such a delta permits a mechanism that publishes one "
+            f"whole {given.unit} at random; choose a delta far below 1/n, for example 1e-5",
+            stacklevel=3,
+        )
+    return given
+
+
+def _check_target(out: Path) -> None:
+    """Find out now, not after hours of work and a charge, that the target cannot be written."""
+    if out.is_dir():
+        raise IsADirectoryError(f"--out {out} is a folder; give the name of a file")
+    if out.suffix != ".safetensors":
+        raise ValueError(f"--out {out} must end in .safetensors, the format that carries the privacy record")
+    with paths.atomic(out.with_name(f".{out.name}.probe")) as temporary:
+        temporary.write_bytes(os.urandom(1 << 16))
+    out.with_name(f".{out.name}.probe").unlink()
+
+
+def _private(lm: LM, given: Pairs, layers: Sequence[int]) -> np.ndarray:
+    """Differences (n, k, d) by unit of privacy.
+
+    One pair at a time: in a common batch a pair's activations differ in the last bits with what else is in it, so that
+    replacing one pair would move other pairs' rows, which no sensitivity accounts for. What is not finite is handed
+    on: it becomes a zero row, never an error, which would tell something about a private pair.
+    """
+    items = tqdm(given.items, desc="private pairs", disable=None, leave=False)
+    found = [activations.differences(lm, [item], layers=layers, fmt=FORMAT, finite=False) for item in items]
+    return private_pairs.per_unit(np.concatenate(found), given.units)
+
+
+def _charge(
+    path: Path | None,
+    given: Pairs,
+    mu: float,
+    delta: float,
+    budget: float | None,
+    demonstration: int | None,
+    note: dict[str, Any],
+) -> Spent | None:
+    if path is None:
+        return None
+    if demonstration is not None:
+        raise ValueError(
+            f"--ledger {path} cannot account for --demonstration {demonstration}: seeded noise protects nobody; "
+            "leave one of them out"
+        )
+    return Ledger(path).charge(given.identities(), mu, delta=delta, budget=budget, note=note)
+
+
+def _draw(bounded: np.ndarray, method: Estimator, layers: int, sigma: float, demonstration: int | None) -> Released:
+    """Noisy mean of the bounded rows (n, r, m); jointly bounded rows are one long vector to the sampler."""
+    flat = bounded.reshape(len(bounded), 1, -1) if method.radius(layers) == 1 else bounded
+    if demonstration is None:
+        noisy = safe_noise.release_mean(flat, sigma=sigma)
+    else:
+        noisy = safe_noise.demonstration_mean(flat, sigma=sigma, rng=np.random.default_rng(demonstration))
+    return replace(noisy, values=noisy.values.reshape(bounded.shape[1:]))
+
+
+def _at_public_strength(values: np.ndarray, public: Public) -> np.ndarray:
+    """Vectors (k, d) at the norm of the public mean; one that shrinkage left at zero stays zero."""
+    norms = np.linalg.norm(values, axis=1, keepdims=True)
+    return np.divide(values, norms, out=np.zeros_like(values), where=norms > 0) * public.strength[:, None]
+
+
+def _record(
+    lm: LM,
+    given: Pairs,
+    name: str,
+    sigma: float,
+    noisy: Released,
+    vectors: SteeringVectors,
+    public: Public,
+    **chosen: Any,
+) -> PrivacyRecord:
+    method = estimators.named(name)
+    clip, source = _clip(method, public)
+    return PrivacyRecord(
+        unit=given.unit,
+        n=given.n,
+        sigma=sigma,
+        norm_rule="unit-norm" if clip is None else "clip",
+        bounded="joint" if method.radius(len(vectors.layers)) == 1 else "per-layer",
+        clip=clip,
+        clip_source=source,
+        layers=vectors.layers,
+        mu=noisy.mu,
+        certificate=None if noisy.seeded else Certificate(noisy.rho, "opendp", version("opendp")),
+        accounting="exact Gaussian, all layers jointly (Balle and Wang 2018), scipy " + version("scipy"),
+        estimator=name,
+        sampler=noisy.sampler,
+        model=Model.of(_public_name(lm), lm.revision, lm.model.config.model_type),
+        format=FORMAT,
+        software=f"psa_utils {__version__}",
+        digest=vectors.digest(),
+        **chosen,
+    )
+
+
+def _clip(method: Estimator, public: Public) -> tuple[tuple[float, ...] | None, str | None]:
+    """C of an estimator that clips, and where it came from; none for unit norm."""
+    source = "median norm of the shipped public pairs"
+    if method.rows is rows.jointly_clipped:
+        return (public.joint_clip,), f"{source}, layers stacked"
+    if method.rows in (rows.clipped, rows.projected):
+        return tuple(map(float, public.clip)), source
+    return None, None
+
+
+def _public_name(lm: LM) -> str:
+    """Name of the model without the folders that lead to it on this machine."""
+    return Path(lm.name).name if Path(lm.name).exists() else lm.name
+
+
+def _earlier(spent: Spent | None, mu: float) -> tuple[Earlier, ...]:
+    """Earlier releases of the ledger, as if all had used the same data.
+
+    The bound over the whole ledger may be published; which units were used before may not.
+    """
+    if spent is None or spent.releases < 2:
+        return ()
+    before = math.sqrt(max(spent.mu_bound**2 - mu**2, 0.0))
+    return (Earlier(f"{spent.releases - 1} earlier release(s) in the same ledger", before),)
