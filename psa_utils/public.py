@@ -96,10 +96,8 @@ class Public:
                 raise ValueError(
                     f"public sources have shapes {sources[0].shape} and {source.shape}; k and d must agree"
                 )
-            if not source.any(axis=(0, 2)).all():
-                raise ValueError(
-                    "public differences of a layer are all zero; they say nothing about scale or direction"
-                )
+            if not (mechanism.public_clip(source) > 0).all():
+                raise ValueError("half of a layer's public differences are zero; they give no scale, drop those pairs")
         return cls(sources[0], sources)
 
     @cached_property
