@@ -115,6 +115,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "shared-block": Estimator(rows.one_vector, _one, finishing.block_james_stein),
     "shared-block-lift": Estimator(rows.one_vector, _one, finishing.lifted_block_james_stein),
     "shared-bayes-lift": Estimator(rows.one_vector, _one, finishing.lifted_bayes),
+    "shared-mixture-lift": Estimator(rows.one_vector, _one, finishing.lifted_mixture),
 }
 
 

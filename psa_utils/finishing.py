@@ -4,6 +4,8 @@ Arguments are the release (r, m) = signal + N(0, sigma^2), its public sigma and 
 be reached from here, so the guarantee of the release carries over (:mod:`psa_utils.shrinkage` gives the sources).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from . import shrinkage
@@ -74,9 +76,27 @@ def lifted_bayes(noisy: np.ndarray, sigma: float, public: Public) -> np.ndarray:
     The prior's energy falls like the public spectrum, faster, slower or not at all; the release decides by its own
     likelihood.
     """
-    spectrum = public.shared.spectrum
-    shapes = [spectrum**power for power in (2.0, 1.0, 0.5)] + [np.ones_like(spectrum)]
-    return public.lift(shrinkage.empirical_bayes(noisy[0], sigma, public.shared.basis, shapes)[0])
+    estimate, _ = shrinkage.empirical_bayes(noisy[0], sigma, public.shared.basis, _falls(public, (2.0, 1.0, 0.5, 0.0)))
+    return public.lift(estimate)
+
+
+def lifted_mixture(noisy: np.ndarray, sigma: float, public: Public) -> np.ndarray:
+    """As :func:`lifted_bayes`, but each public source also offers its own covariance.
+
+    The release then leans to the sources it resembles, say to phrases when the private answers are phrases; beyond
+    the leading eigenvectors, where little energy is left, sources count as their common spectrum.
+    """
+    falls, moments = _falls(public, (2.0, 0.5, 0.0)), public.moments
+    rank = moments.shape[1]
+    own = np.tile(public.shared.spectrum, (len(moments), 1))
+    own[:, :rank] = np.einsum("sqq->sq", moments)
+    heads = np.concatenate([[np.diag(fall[:rank]) for fall in falls], moments])
+    spectra = np.concatenate([falls, own])
+    return public.lift(shrinkage.empirical_bayes(noisy[0], sigma, public.shared.basis, spectra, heads)[0])
+
+
+def _falls(public: Public, powers: Sequence[float]) -> np.ndarray:
+    return np.stack([public.shared.spectrum**power for power in powers])
 
 
 def unprojected(noisy: np.ndarray, sigma: float, public: Public) -> np.ndarray:

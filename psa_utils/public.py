@@ -13,7 +13,8 @@ import numpy as np
 
 from . import mechanism, seeding
 
-LIFT_RANK = 256
+RANK = 256
+"""Leading public eigenvectors on which matrices are kept whole; the rest is treated as diagonal."""
 RIDGE = 2.0
 """Ridge of the lift in units of the mean eigenvalue 1/d; between half of it and six times as much changes little."""
 JL_WIDTH = 256
@@ -96,10 +97,8 @@ class Public:
                 raise ValueError(
                     f"public sources have shapes {sources[0].shape} and {source.shape}; k and d must agree"
                 )
-            if not source.any(axis=(0, 2)).all():
-                raise ValueError(
-                    "public differences of a layer are all zero; they say nothing about scale or direction"
-                )
+            if not (mechanism.public_clip(source) > 0).all():
+                raise ValueError("half of a layer's public differences are zero; they give no scale, drop those pairs")
         return cls(sources[0], sources)
 
     @cached_property
@@ -135,11 +134,17 @@ class Public:
         return Eigen.of(self._average([s.T @ s for s in map(shared, self.sources)]))
 
     @cached_property
+    def moments(self) -> np.ndarray:
+        """Second moment (sources, q, q) of each source's shared vectors along the leading eigenvectors of them all."""
+        turned = [shared(source) @ self.shared.basis[:, :RANK] for source in self.sources]
+        return np.stack([t.T @ t / len(t) for t in turned])
+
+    @cached_property
     def lift(self) -> Lift:
         """Map from a shared vector to the k layers."""
         cross = self._average([np.einsum("nd,nke->kde", shared(u), u, optimize=True) for u in self._units])
         scale = np.einsum("kdd->k", cross)
-        basis, spectrum = self.shared.basis[:, :LIFT_RANK], self.shared.spectrum[:LIFT_RANK, None]
+        basis, spectrum = self.shared.basis[:, :RANK], self.shared.spectrum[:RANK, None]
         beyond = np.einsum("dq,kde->kqe", basis, cross, optimize=True) - scale[:, None, None] * spectrum * basis.T
         return Lift(scale, basis, beyond / (spectrum + RIDGE / len(self.shared.basis)))
 

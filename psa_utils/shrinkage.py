@@ -8,7 +8,7 @@ coordinate, so rotate by an orthonormal basis first if the rule should act there
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import minimize
@@ -116,34 +116,41 @@ def wiener(noisy: np.ndarray, sigma: float, basis: np.ndarray, spectrum: np.ndar
 
 
 def empirical_bayes(
-    noisy: np.ndarray, sigma: float, basis: np.ndarray, shapes: Sequence[np.ndarray]
+    noisy: np.ndarray, sigma: float, basis: np.ndarray, spectra: np.ndarray, heads: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Posterior mean of a vector (d,) under N(0, diag(g)) in ``basis``, g = sum_c weight_c shape_c.
+    """Posterior mean of a vector (d,) under a mixture of public covariances that the release itself weighs.
 
-    Each shape (d,) is a public guess at how the signal's energy falls over the basis, scaled to sum 1; the weights,
-    energies all of them, maximise the likelihood of the release itself, y_j ~ N(0, g_j + sigma^2) (type II maximum
-    likelihood: Robbins 1956; Efron and Morris 1973). A flat shape among them keeps the rule from trusting a basis
-    that does not fit. Returns the estimate and the weights.
+    Prior N(0, sum_c weight_c G_c) in ``basis``, every G_c a public guess scaled to trace 1: diagonal, its energies
+    ``spectra`` (c, d), except that ``heads`` (c, q, q) may give the block of the first q coordinates whole. The
+    weights, energies all of them, maximise the likelihood of the release, y ~ N(0, sum_c weight_c G_c + sigma^2 I)
+    (type II maximum likelihood: Robbins 1956; Efron and Morris 1973). A flat spectrum among the guesses keeps the rule
+    from trusting a basis that does not fit. Returns the estimate and the weights.
 
     >>> y = np.array([5.0, -4.0, 0.2, 0.1])
-    >>> estimate, weights = empirical_bayes(y, 1.0, np.eye(4), [np.array([0.5, 0.5, 0, 0]), np.full(4, 0.25)])
+    >>> guesses = np.array([[0.5, 0.5, 0, 0], [0.25, 0.25, 0.25, 0.25]])
+    >>> estimate, weights = empirical_bayes(y, 1.0, np.eye(4), guesses)
     >>> estimate.round(1).tolist(), weights.round(0).tolist()
     ([4.8, -3.8, 0.0, 0.0], [39.0, 0.0])
     """
-    turned, spectra = noisy @ basis, np.stack([shape / shape.sum() for shape in shapes])
-    scaled, unit = np.square(turned) / sigma**2, spectra * len(turned)
+    width = len(noisy)
+    heads = np.zeros((len(spectra), 0, 0)) if heads is None else heads
+    scale = width / spectra.sum(axis=1)  # in units of sigma^2 per coordinate, weights are near 1
+    heads, tails = heads * scale[:, None, None], spectra[:, heads.shape[1] :] * scale[:, None]
+    turned = noisy @ basis / sigma
+    head, tail = np.split(turned, [heads.shape[1]])
 
     def loss(log_weights: np.ndarray) -> tuple[float, np.ndarray]:
-        grown = np.exp(log_weights)[:, None] * unit
-        variance = 1 + grown.sum(axis=0)
-        fit = scaled / variance
-        return 0.5 * float((np.log(variance) + fit).sum()), 0.5 * (grown * (1 - fit) / variance).sum(axis=1)
+        weights = np.exp(log_weights)
+        inverse = np.linalg.inv(np.eye(len(head)) + np.tensordot(weights, heads, 1))
+        variance, solved = 1 + weights @ tails, inverse @ head
+        fit = tail**2 / variance
+        deviance = head @ solved - np.linalg.slogdet(inverse)[1] + (np.log(variance) + fit).sum()
+        slope = (inverse * heads).sum(axis=(1, 2)) - (heads @ solved) @ solved + tails @ ((1 - fit) / variance)
+        return 0.5 * float(deviance), 0.5 * weights * slope
 
-    # The likelihood of a mixture has several maxima: start from each shape in turn, and from all alike.
-    total = max(float(scaled.mean()) - 1, 0.05)
-    starts = [np.full(len(unit), 0.1), *(0.1 + 0.8 * np.eye(len(unit)))]
-    limits = [(-20.0, 40.0)] * len(unit)
-    fits = [minimize(loss, np.log(total * s), jac=True, method="L-BFGS-B", bounds=limits) for s in starts]
-    weights = np.exp(min(fits, key=lambda fit: fit.fun).x)
-    variance = weights @ unit
-    return basis @ (turned * variance / (variance + 1)), weights * len(turned) * sigma**2
+    energy = max(float(np.square(turned).mean()) - 1, 0.05)
+    start, limits = np.full(len(spectra), np.log(energy / len(spectra))), [(-12.0, 15.0)] * len(spectra)
+    weights = np.exp(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=limits).x)
+    block, variance = np.tensordot(weights, heads, 1), weights @ tails
+    kept = [block @ np.linalg.solve(block + np.eye(len(head)), head), tail * variance / (variance + 1)]
+    return basis @ np.concatenate(kept) * sigma, weights * width * sigma**2

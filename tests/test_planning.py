@@ -13,10 +13,8 @@ ENERGIES = [0.2, 0.08, 0.06, 0.02]
 
 def simulated(sigma: float, energies, sizes, *, oracle: bool, draws: int = 150) -> float:
     rng = seeding.rng(0, "planning", sum(sizes))
-    signal = [
-        v * math.sqrt(e) / np.linalg.norm(v)
-        for e, v in zip(energies, map(rng.normal, np.zeros_like(sizes), 1, sizes), strict=True)
-    ]
+    directions = [rng.normal(size=m) for m in sizes]
+    signal = [v * math.sqrt(e) / np.linalg.norm(v) for e, v in zip(energies, directions, strict=True)]
     got = []
     for _ in range(draws):
         made = []
