@@ -124,12 +124,29 @@ def _drawn(profile: Profile, lm: LM, seed: int) -> list[Canary]:
     return [canaries.draw(rng, words) for _ in range(profile.canaries)]
 
 
-def row(trials: pd.DataFrame, *, mu: float, delta: float, copies: int = 1, **labels: object) -> dict[str, object]:
-    """One line of Table 7: error rates, what they suggest, what they prove, and the claim."""
+def white_row(target: Target, *, delta: float, n: int, sigma: float, copies: int = 1) -> dict[str, object]:
+    """Line of Table 7 for the white box on PSA."""
+    trials = target.white_box(n=n, sigma=sigma, copies=copies)
+    labels = {"adversary": "white box", "method": "PSA", "behaviour": target.behaviour, "n": n, "sigma": sigma}
+    return {**labels, "multiplier": 1.0, **numbers(trials, mu=target.mu(n, sigma), delta=delta, copies=copies)}
+
+
+def model_row(
+    target: Target, adversary: str, method: str, *, delta: float, n: int, multiplier: float
+) -> dict[str, object]:
+    """Line of Table 7 for the grey or the black box."""
+    play = {"grey box": target.grey_box, "black box": target.black_box}[adversary]
+    trials = play(method, n=n, multiplier=multiplier)
+    labels = {"adversary": adversary, "method": method, "behaviour": target.behaviour, "n": n}
+    labels |= {"sigma": target.profile.sigma, "multiplier": multiplier}
+    return {**labels, **numbers(trials, mu=target.claim(method, n), delta=delta)}
+
+
+def numbers(trials: pd.DataFrame, *, mu: float, delta: float, copies: int = 1) -> dict[str, object]:
+    """Error rates, what they suggest, what they prove, and the claim ``mu``."""
     verdict = audit.judge(trials, delta=delta, copies=copies)
     fpr, fnr = verdict.rates.fpr, verdict.rates.fnr
     return {
-        **labels,
         "trials": verdict.rates.negatives + verdict.rates.positives,
         "copies": copies,
         "fpr": fpr,
