@@ -4,7 +4,9 @@ A stage is kept only under its whole key (model, items, layers, ...): a changed 
 one is read back, and an interrupted run goes on after the last stage it finished.
 """
 
+import csv
 import hashlib
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -73,9 +75,10 @@ def frame(path: Path, key: str, compute: Callable[[], pd.DataFrame]) -> pd.DataF
     The first line holds the key and a digest of the rest, so that a truncated or edited file is recomputed.
     """
     if (kept := _read_frame(path, key)) is None:
-        text = compute().to_csv(index=False, lineterminator="\n")
+        # Text in quotes: a generated answer may hold a bare carriage return, which would end the line.
+        table = compute().to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).encode()
         with paths.atomic(path) as temporary:
-            temporary.write_text(f"# {key} {_digest(text)}\n{text}")
+            temporary.write_bytes(f"# {key} {_digest(table)}\n".encode() + table)
         kept = _read_frame(path, key)
     assert kept is not None, f"{path} changed while it was written"
     return kept
@@ -84,11 +87,12 @@ def frame(path: Path, key: str, compute: Callable[[], pd.DataFrame]) -> pd.DataF
 def _read_frame(path: Path, key: str) -> pd.DataFrame | None:
     if not path.exists():
         return None
-    head, _, text = path.read_text().partition("\n")
-    if head != f"# {key} {_digest(text)}":
+    head, _, table = path.read_bytes().partition(b"\n")
+    if head != f"# {key} {_digest(table)}".encode():
         return None
-    return pd.read_csv(path, skiprows=1)
+    # Only an empty field is missing: "None" or "N/A" may be what a model said.
+    return pd.read_csv(io.BytesIO(table), keep_default_na=False, na_values=[""])
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(table: bytes) -> str:
+    return hashlib.sha256(table).hexdigest()[:16]
