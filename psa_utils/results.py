@@ -117,7 +117,7 @@ def cells(
         metrics: columns to average; units with a missing value, on either side, are left out and not counted.
         unit: columns that name what is redrawn, ``("behaviour", "item")`` where behaviours are pooled.
 
-    ``varies`` says what the first metric's interval is over, ``n_items`` over how many units (the fewest of any metric).
+    ``varies`` says what the first metric's interval is over; ``n_items`` counts units, the fewest of any metric.
     """
     found = []
     for where, group in rows.groupby(list(within), sort=False) if within else [((), rows)]:

@@ -1,4 +1,4 @@
-"""Variants scored and kept: the plain path's numbers, read back when nothing changed, computed anew when anything did."""
+"""Variants scored and kept: the plain path's numbers, read back if nothing changed, computed anew if anything did."""
 
 import dataclasses
 
