@@ -36,9 +36,12 @@ def answers(profile: Profile, lm: LM, behaviour: str, seed: int) -> pd.DataFrame
     )
     path = paths.results(profile.name, "03_eval") / f"open-ended-{behaviour}.csv"
     questions = [prompt.question for prompt in prompts]
-    kept = store.frame(path, key, lambda: _sample(profile, lm, questions, variants, behaviour, seed))
-    # A CSV cannot tell an empty answer from a missing one, nor the answer "7" from a number.
-    return kept.assign(answer=["" if pd.isna(answer) else str(answer) for answer in kept.answer])
+    return store.frame(
+        path,
+        key,
+        lambda: _sample(profile, lm, questions, variants, behaviour, seed),
+        texts=("question", "answer"),
+    )
 
 
 def _steered(profile: Profile, behaviour: str, fmt: str) -> Iterator[Variant]:

@@ -223,7 +223,7 @@ def sweep(
     options = {"within": ("behaviour",), "by": (*by, "method"), "metrics": ("probability",)}
     single = results.cells(profile, seed, rows, **options)
     numbers = pd.concat([every.assign(behaviour="all"), single], ignore_index=True)
-    printed = every[list(by)].astype(str).replace("nan", "–").assign(method=every.method)
+    printed = every[list(by)].map(lambda value: "–" if pd.isna(value) else str(value)).assign(method=every.method)
     printed["change, all (points)"] = percent(every, "probability_change", signed=True)
     for behaviour in profile.behaviours:
         own = single[single.behaviour == behaviour].reset_index(drop=True)

@@ -8,7 +8,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,29 +69,31 @@ def _digest_arrays(values: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def frame(path: Path, key: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+def frame(path: Path, key: str, compute: Callable[[], pd.DataFrame], *, texts: Sequence[str] = ()) -> pd.DataFrame:
     """Return the table kept at ``path`` (CSV) under ``key``, computing and saving it if it is not there.
 
+    Columns ``texts`` hold text whatever it looks like: "7", "None" or nothing at all.
     The first line holds the key and a digest of the rest, so that a truncated or edited file is recomputed.
     """
-    if (kept := _read_frame(path, key)) is None:
+    if (kept := _read_frame(path, key, texts)) is None:
         # Text in quotes: a generated answer may hold a bare carriage return, which would end the line.
         table = compute().to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).encode()
         with paths.atomic(path) as temporary:
             temporary.write_bytes(f"# {key} {_digest(table)}\n".encode() + table)
-        kept = _read_frame(path, key)
+        kept = _read_frame(path, key, texts)
     assert kept is not None, f"{path} changed while it was written"
     return kept
 
 
-def _read_frame(path: Path, key: str) -> pd.DataFrame | None:
+def _read_frame(path: Path, key: str, texts: Sequence[str]) -> pd.DataFrame | None:
     if not path.exists():
         return None
     head, _, table = path.read_bytes().partition(b"\n")
     if head != f"# {key} {_digest(table)}".encode():
         return None
-    # Only an empty field is missing: "None" or "N/A" may be what a model said.
-    return pd.read_csv(io.BytesIO(table), keep_default_na=False, na_values=[""])
+    types = dict.fromkeys(texts, str)
+    kept = pd.read_csv(io.BytesIO(table), dtype=types, keep_default_na=False, na_values=[""])
+    return kept.fillna(dict.fromkeys(texts, ""))
 
 
 def _digest(table: bytes) -> str:
