@@ -74,7 +74,7 @@ def test_finished_answers_are_read_back_until_something_changes(smoke, written, 
         ["None", "N/A", "null", "nan", ""],
         ["7", "007", "7.0", "", "1e5"],
         ["7", "8", "9", "10", "11"],
-        ['a\rb, "c"', "a\r\nb", "a\n\nb", "# a,b", "\x85é…"],
+        ['a\rb, "c"', "a\r\nb", "a\n\nb", "# a,b", "é\x85…"],
         ["", "", "", "", ""],
     ],
 )

@@ -217,7 +217,7 @@ def test_open_ended_scores_leave_out_what_was_not_judged(judged, sign):
     numbers, printed = reports.open_ended(profile, 0, judged, sign, "a judge")
     nowhere_nan(printed)
     assert len(numbers) == 2 * 3
-    at = judged.set_index(["behaviour", "method", "multiplier", "item"]).score
+    at = judged.set_index(["behaviour", "method", "multiplier", "item"]).score.sort_index()
     row = numbers.set_index(["behaviour", "method"]).loc["sycophancy", "Mean"]
     treated, zero = at["sycophancy", "Mean", 0.5 * sign][:3], at["sycophancy", "zero-shot", 0.0][:3]
     assert row.score == pytest.approx(treated.mean())

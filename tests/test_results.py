@@ -215,7 +215,7 @@ def test_a_paired_change_is_the_mean_difference_over_units_that_both_have(profil
     assert (zero.n_items, mean.n_items, psa.n_items) == (4, 3, 3)
     assert mean.score == pytest.approx((0.5 + 0.1 + 0.5) / 3), "items 0, 3 and 4"
     assert mean.score_change == pytest.approx((0.4 - 0.3 + 0.0) / 3)
-    assert psa.score_change == pytest.approx((0.3 - 0.1 + 0.2) / 3), "items 0, 1 and 4, draws averaged"
+    assert psa.score_change == pytest.approx((0.2 + 0.0 + 0.3) / 3), "items 0, 1 and 4, draws averaged"
     assert psa.score_change_low <= psa.score_change <= psa.score_change_high
     assert zero.score_change == zero.score_change_low == zero.score_change_high == 0
     assert (psa.varies, mean.varies, psa.n_seeds) == ("items x noise seeds", "items", 2)

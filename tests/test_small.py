@@ -152,11 +152,12 @@ def test_stages_are_kept_under_their_key_and_recomputed_when_damaged(tmp_path, k
 
 def test_a_kept_table_holds_the_texts_it_was_given(tmp_path):
     """Only an empty field is missing, and no text ends a line or a table early."""
-    texts = ["None", "N/A", "null", 'a\rb, "c"', "a\r\nb\n", "# x,y", "é…\x85", " padded "]
+    texts = ["None", "N/A", "", 'a\rb, "c"', "a\r\nb\n", "# x,y", "é…\x85", " padded "]
     table = pd.DataFrame({"text": texts, "number": [0.1, np.nan, 1e-17, np.pi, 1.0, 2.0, -0.0, 1 / 3]})
     for _ in range(2):
-        kept = store.frame(tmp_path / "a.csv", "k", lambda: table)
+        kept = store.frame(tmp_path / "a.csv", "k", lambda: table.assign(digits="007"), texts=("text", "digits"))
         assert kept.text.tolist() == texts
+        assert set(kept.digits) == {"007"}
         np.testing.assert_allclose(kept.number, table.number, rtol=1e-15)
 
 
