@@ -4,7 +4,7 @@ import accelerate
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psa_utils import activations, data, engine, evaluate, generate, models, packing, steering
@@ -155,6 +155,7 @@ answers_of = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tu
 rows_of = st.builds(packing.Row, st.lists(st.integers(0, 9), min_size=1, max_size=30).map(tuple), answers_of.map(tuple))
 
 
+@settings(deadline=None)
 @given(rows_of)
 def test_predictors_are_the_columns_just_before_every_answer_token(row):
     """Read in the row that is really fed: the token at a predictor precedes its target in prompt + answer."""
@@ -169,6 +170,7 @@ def test_predictors_are_the_columns_just_before_every_answer_token(row):
         assert list(range(inputs.span(a).start, inputs.span(a).stop)) == columns[1:]
 
 
+@settings(deadline=None)
 @given(st.lists(rows_of, min_size=1, max_size=30), st.integers(1, 200))
 def test_batches_hold_every_row_once_within_the_budget_and_with_little_padding(rows, tokens):
     batches = list(packing.batches(rows, tokens))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as sps
 
@@ -72,6 +72,7 @@ def test_holm_worked_by_hand():
     assert stats.holm([0.2]).tolist() == [0.2]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_equals_its_definition_and_lies_between_raw_and_bonferroni(p_values):
     ours = stats.holm(p_values)
