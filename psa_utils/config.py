@@ -124,6 +124,8 @@ def _check(p: Profile) -> None:
         "formats": bool(p.formats) and set(p.formats) <= set(FORMATS),
         "behaviours": bool(p.behaviours) and set(p.behaviours) <= set(BEHAVIOURS),
         "layers": bool(p.layers) and len(set(p.layers)) == len(p.layers) and min(p.layers) >= 0,
+        "multiplier": p.multiplier > 0,
+        "template": p.template in ("chat", "llama2"),
         "sigma": p.sigma > 0,
         "clip_quantile": 0 < p.clip_quantile <= 1,
         "noise_seeds": p.noise_seeds >= 1,

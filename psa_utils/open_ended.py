@@ -36,8 +36,11 @@ def answers(profile: Profile, lm: LM, behaviour: str, seed: int) -> pd.DataFrame
     )
     path = paths.results(profile.name, "03_eval") / f"open-ended-{behaviour}.csv"
     questions = [prompt.question for prompt in prompts]
-    return store.frame(path, key, lambda: _sample(profile, lm, questions, variants, behaviour, seed)).fillna(
-        {"answer": ""}
+    return store.frame(
+        path,
+        key,
+        lambda: _sample(profile, lm, questions, variants, behaviour, seed),
+        texts=("question", "answer"),
     )
 
 

@@ -106,7 +106,7 @@ def knowledge(profile: Profile, seed: int, scored: pd.DataFrame) -> Table:
             "probability (%)": percent(numbers, "probability"),
             "change": percent(numbers, "probability_change", signed=True),
             "accuracy (%)": percent(numbers, "accuracy"),
-            "paper, MMLU, Llama-2 7B": numbers.paper_llama2.map("{:.1f}".format, na_action="ignore").fillna("–"),
+            "paper, MMLU, Llama-2 7B": _or_dash(numbers.paper_llama2, "{:.1f}"),
         }
     )
     return numbers, printed
@@ -141,19 +141,29 @@ def open_ended(profile: Profile, seed: int, judged: pd.DataFrame, sign: int, jud
             "method": numbers.method,
             "score": _interval(numbers, "score", "{:.2f}"),
             "change": _interval(numbers, "score_change", "{:+.2f}"),
-            "log p per token": numbers.logp_per_token.map("{:.2f}".format),
-            "distinct-2": numbers.distinct_2.map("{:.2f}".format),
-            "repetition": numbers.repetition.map("{:.2f}".format),
-            "tokens": numbers.length.map("{:.0f}".format),
-            "paper, GPT-4 0-10": numbers.paper_llama2.map("{:.2f}".format, na_action="ignore").fillna("–"),
+            "log p per token": _or_dash(numbers.logp_per_token, "{:.2f}"),
+            "distinct-2": _or_dash(numbers.distinct_2, "{:.2f}"),
+            "repetition": _or_dash(numbers.repetition, "{:.2f}"),
+            "tokens": _or_dash(numbers.length, "{:.0f}"),
+            "paper, GPT-4 0-10": _or_dash(numbers.paper_llama2, "{:.2f}"),
         }
     )
     return numbers, printed
 
 
+def _or_dash(values: pd.Series, form: str) -> list[str]:
+    """Format numbers; a dash where there is none.
+
+    >>> _or_dash(pd.Series([0.5, np.nan]), "{:.2f}")
+    ['0.50', '–']
+    """
+    return ["–" if pd.isna(value) else form.format(value) for value in values]
+
+
 def _interval(cells: pd.DataFrame, name: str, form: str) -> list[str]:
     triples = cells[[name, f"{name}_low", f"{name}_high"]].to_numpy()
-    texts = [f"{form} [{form}, {form}]".format(*triple) for triple in triples]
+    whole = f"{form} [{form}, {form}]"
+    texts = ["–" if np.isnan(triple).any() else whole.format(*triple) for triple in triples]
     changes = name.endswith("_change")
     return ["–" if changes and m == ZERO_SHOT else text for m, text in zip(cells.method, texts, strict=True)]
 
@@ -213,7 +223,7 @@ def sweep(
     options = {"within": ("behaviour",), "by": (*by, "method"), "metrics": ("probability",)}
     single = results.cells(profile, seed, rows, **options)
     numbers = pd.concat([every.assign(behaviour="all"), single], ignore_index=True)
-    printed = every[list(by)].astype(str).replace("nan", "–").assign(method=every.method)
+    printed = every[list(by)].map(lambda value: "–" if pd.isna(value) else str(value)).assign(method=every.method)
     printed["change, all (points)"] = percent(every, "probability_change", signed=True)
     for behaviour in profile.behaviours:
         own = single[single.behaviour == behaviour].reset_index(drop=True)

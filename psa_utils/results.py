@@ -117,7 +117,7 @@ def cells(
         metrics: columns to average; units with a missing value, on either side, are left out and not counted.
         unit: columns that name what is redrawn, ``("behaviour", "item")`` where behaviours are pooled.
 
-    ``varies`` says what the interval is over.
+    ``varies`` says what the first metric's interval is over; ``n_items`` counts units, the fewest of any metric.
     """
     found = []
     for where, group in rows.groupby(list(within), sort=False) if within else [((), rows)]:
@@ -147,7 +147,7 @@ def _cell(
         else:
             bar = stats.mean_interval(table, **options)
             change = stats.difference_interval(table, base, **options)
-        cell |= {"n_items": len(base), "varies": bar.varies}
+        cell |= {"n_items": min(cell["n_items"], len(base)), "varies": cell.get("varies", bar.varies)}
         cell |= {**_spread(metric, bar), **_spread(f"{metric}_change", change)}
     return cell
 
@@ -157,7 +157,7 @@ def paired(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Values (units, seeds) of one variant and (units,) of its control, over the units that both have."""
     table, base = (rows.pivot(index=list(unit), columns="noise_seed", values=metric) for rows in (part, control))
-    both = table.join(base.mean(axis=1).rename("control"), how="inner").dropna()
+    both = table.join(base.mean(axis=1, skipna=False).rename("control"), how="inner").dropna()
     return both.drop(columns="control").to_numpy(), both.control.to_numpy()
 
 
@@ -198,8 +198,9 @@ def printed_by_paper(table: str) -> pd.DataFrame:
 
 
 def percent(cells: pd.DataFrame, name: str, *, signed: bool = False) -> list[str]:
-    """Format a metric and its interval in percent: "52.1 [48.0, 56.3]"; no change of zero-shot from itself."""
+    """Format a metric and its interval in percent: "52.1 [48.0, 56.3]"; a dash where there is none."""
     sign = "+" if signed else ""
     triples = 100 * cells[[name, f"{name}_low", f"{name}_high"]].to_numpy()
-    texts = [f"{m:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]" for m, low, high in triples]
+    form = f"{{:{sign}.1f}} [{{:{sign}.1f}}, {{:{sign}.1f}}]"
+    texts = ["–" if np.isnan(triple).any() else form.format(*triple) for triple in triples]
     return ["–" if signed and m == ZERO_SHOT else text for m, text in zip(cells.method, texts, strict=True)]

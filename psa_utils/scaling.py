@@ -42,7 +42,8 @@ def like(other: Profile, profile: Profile) -> Profile:
     >>> round(like(config.load_profile("smoke"), laptop).sigma, 4), len(laptop.layers)
     (0.0155, 5)
     """
-    names = ("data", "behaviours", "formats", "recipe", "noise_seeds", "n_train", "n_test", "clip_quantile")
+    draws = ("noise_seeds", "few_seeds")  # together: a profile with fewer of one than of the other is refused
+    names = ("data", "behaviours", "formats", "recipe", *draws, "n_train", "n_test", "clip_quantile")
     shared = {name: getattr(profile, name) for name in names}
     sigma = profile.sigma * float(np.sqrt(len(other.layers) / len(profile.layers)))
     return replace(other, name=f"{profile.name}/fig4/{other.name}", sigma=sigma, **shared)

@@ -4,9 +4,11 @@ A stage is kept only under its whole key (model, items, layers, ...): a changed 
 one is read back, and an interrupted run goes on after the last stage it finished.
 """
 
+import csv
 import hashlib
+import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,28 +69,32 @@ def _digest_arrays(values: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def frame(path: Path, key: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+def frame(path: Path, key: str, compute: Callable[[], pd.DataFrame], *, texts: Sequence[str] = ()) -> pd.DataFrame:
     """Return the table kept at ``path`` (CSV) under ``key``, computing and saving it if it is not there.
 
+    Columns ``texts`` hold text whatever it looks like: "7", "None" or nothing at all.
     The first line holds the key and a digest of the rest, so that a truncated or edited file is recomputed.
     """
-    if (kept := _read_frame(path, key)) is None:
-        text = compute().to_csv(index=False, lineterminator="\n")
+    if (kept := _read_frame(path, key, texts)) is None:
+        # Text in quotes: a generated answer may hold a bare carriage return, which would end the line.
+        table = compute().to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).encode()
         with paths.atomic(path) as temporary:
-            temporary.write_text(f"# {key} {_digest(text)}\n{text}")
-        kept = _read_frame(path, key)
+            temporary.write_bytes(f"# {key} {_digest(table)}\n".encode() + table)
+        kept = _read_frame(path, key, texts)
     assert kept is not None, f"{path} changed while it was written"
     return kept
 
 
-def _read_frame(path: Path, key: str) -> pd.DataFrame | None:
+def _read_frame(path: Path, key: str, texts: Sequence[str]) -> pd.DataFrame | None:
     if not path.exists():
         return None
-    head, _, text = path.read_text().partition("\n")
-    if head != f"# {key} {_digest(text)}":
+    head, _, table = path.read_bytes().partition(b"\n")
+    if head != f"# {key} {_digest(table)}".encode():
         return None
-    return pd.read_csv(path, skiprows=1)
+    types = dict.fromkeys(texts, str)
+    kept = pd.read_csv(io.BytesIO(table), dtype=types, keep_default_na=False, na_values=[""])
+    return kept.fillna(dict.fromkeys(texts, ""))
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(table: bytes) -> str:
+    return hashlib.sha256(table).hexdigest()[:16]

@@ -11,6 +11,7 @@ from .config import Profile
 SPECIAL = {
     **{character: f"\\{character}" for character in "&%#_${}"},
     **{"^": r"\^{}", "~": r"\~{}", "\\": r"\textbackslash{}", "−": "$-$", "∞": r"$\infty$"},
+    **{"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}", "\n": " "},
     **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "σ": r"$\sigma$"},
 }
 
@@ -48,9 +49,18 @@ def markdown(printed: pd.DataFrame) -> str:
     | 8 | 2.0 |
     """
     rows = [list(printed.columns), *printed.to_numpy().tolist()]
-    lines = ["| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
     rule = "|:--|" + "--:|" * (len(printed.columns) - 1)
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _cell(value: object) -> str:
+    """One line, in which a bar is no border.
+
+    >>> _cell("a|b\\nc")
+    'a\\\\|b c'
+    """
+    return str(value).replace("|", r"\|").replace("\n", " ")
 
 
 def latex(printed: pd.DataFrame, caption: str) -> str:

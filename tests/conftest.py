@@ -1,5 +1,9 @@
 """Four (and more) tiny random models, one per family, made on the fly; items to feed them."""
 
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
@@ -15,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from psa_utils import data, packaged
+from psa_utils import config, data, packaged, stages
 from psa_utils.models import LM
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -45,8 +49,10 @@ def tokenizer():
     return packaged.train_tokenizer()
 
 
-def tiny(family: str, tokenizer) -> LM:
-    config = {**FAMILIES, **MORE_FAMILIES}[family]
+def tiny(family: str, tokenizer, blocks: int = 4) -> LM:
+    config = copy.deepcopy({**FAMILIES, **MORE_FAMILIES}[family])
+    if blocks != config.num_hidden_layers:
+        config = type(config)(**{**config.to_dict(), "num_hidden_layers": blocks, "layer_types": None})
     config.vocab_size = len(tokenizer)
     config.pad_token_id = tokenizer.pad_token_id
     config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -87,3 +93,45 @@ def items() -> list[data.Item]:
         1,
     )
     return [short, several, *data.load_items("mini", "survival-instinct", "test", 4)]
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """What notebooks 01 and 02 leave behind for two behaviours of a very short smoke run."""
+
+    profile: config.Profile
+    lm: LM
+    folder: Path
+
+    def raw(self, behaviour: str = "refusal") -> stages.Extracted:
+        return stages.extracted(self.profile, behaviour, "text")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Smoke:
+    behaviours, formats = ("refusal", "survival-instinct"), ("text", "letter")
+    options = {"n_train": 8, "n_test": 4, "n_sweep": 3, "n_open": 2, "n_knowledge": 4, "answer_tokens": 6}
+    profile = config.load_profile("smoke", behaviours=behaviours, formats=formats, **options)
+    run = Smoke(profile, stages.load_model(profile), tmp_path_factory.mktemp("out"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PSA_OUT", str(run.folder))
+        for behaviour in behaviours:
+            for fmt in formats:
+                _extract_and_save(run, behaviour, fmt)
+    return run
+
+
+def _extract_and_save(run: Smoke, behaviour: str, fmt: str) -> None:
+    for split in stages.SPLITS:
+        stages.differences(run.profile, run.lm, behaviour, split, fmt)
+    raw = stages.extracted(run.profile, behaviour, fmt)
+    for recipe in config.RECIPES:
+        for vector in stages.vectors(run.profile, 0, behaviour, raw, fmt, recipe=recipe):
+            stages.save_vector(run.profile, vector)
+
+
+@pytest.fixture
+def smoke(finished, monkeypatch) -> Smoke:
+    """The finished run, with its folder as the output of this test; what is scored there is kept for the next."""
+    monkeypatch.setenv("PSA_OUT", str(finished.folder))
+    return finished

@@ -1,13 +1,17 @@
 """What is shared, resumed or left out changes no number: every short cut against the plain path."""
 
+import accelerate
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from psa_utils import activations, data, engine, evaluate, generate, models, packing, steering
 from psa_utils.engine import Engine
 from psa_utils.vectors import SteeringVectors
 from tests import reference
+from tests.conftest import FAMILIES, tiny
 
 FIRST = 1
 
@@ -145,3 +149,53 @@ def test_real_model_generates_the_plain_answers_under_a_vector_per_row(smollm2, 
             )
         assert answer == plain[0, len(prompt) : len(prompt) + len(answer)].tolist()
         assert len(answer) > 3
+
+
+answers_of = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tuple), min_size=1, max_size=3)
+rows_of = st.builds(packing.Row, st.lists(st.integers(0, 9), min_size=1, max_size=30).map(tuple), answers_of.map(tuple))
+
+
+@settings(deadline=None)
+@given(rows_of)
+def test_predictors_are_the_columns_just_before_every_answer_token(row):
+    """Read in the row that is really fed: the token at a predictor precedes its target in prompt + answer."""
+    inputs = row.inputs()
+    fed = [*inputs.prompt, *(t for answer in inputs.answers for t in answer)]
+    assert len(fed) == len(inputs) == len(row) - len(row.answers)
+    for a, answer in enumerate(row.answers):
+        columns = row.predictors(a)
+        assert [fed[c] for c in columns] == [*row.prompt, *answer][len(row.prompt) - 1 : -1]
+        assert len(columns) == len(answer)
+        assert columns[0] == len(row.prompt) - 1
+        assert list(range(inputs.span(a).start, inputs.span(a).stop)) == columns[1:]
+
+
+@settings(deadline=None)
+@given(st.lists(rows_of, min_size=1, max_size=30), st.integers(1, 200))
+def test_batches_hold_every_row_once_within_the_budget_and_with_little_padding(rows, tokens):
+    batches = list(packing.batches(rows, tokens))
+    assert sorted(i for batch in batches for i in batch) == list(range(len(rows)))
+    for batch in batches:
+        lengths = [len(rows[i]) for i in batch]
+        assert len(batch) == 1 or max(lengths) * len(batch) <= tokens
+        assert min(lengths) >= 7 / 8 * max(lengths)
+    longest = [max(len(rows[i]) for i in batch) for batch in batches]
+    assert longest == sorted(longest, reverse=True), "what needs most memory comes first"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_are_elsewhere_until_they_run_give_the_same_scores(family, tokenizer, items):
+    """Blocks and head offloaded by accelerate, as a device map does with what does not fit; they are still steered."""
+    lm = tiny(family, tokenizer)
+
+    def scores():
+        scorer = evaluate.Scorer(lm, items, first=FIRST)
+        with steering.apply(lm, vectors(lm, 0)):
+            return np.stack([scorer.score().logp_matching, evaluate.score(lm, items).logp_other])
+
+    plain = scores()
+    for module in (*lm.blocks, lm.model.get_output_embeddings()):
+        accelerate.cpu_offload(module, execution_device=torch.device("cpu"))
+    assert lm.model.get_output_embeddings().weight.is_meta
+    assert all(p.is_meta for p in lm.blocks[0].parameters())
+    np.testing.assert_allclose(scores(), plain, rtol=1e-5)

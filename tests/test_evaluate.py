@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from psa_utils import evaluate, steering
 from psa_utils.vectors import SteeringVectors
@@ -41,8 +42,6 @@ def test_preferences_by_hand():
 def test_text_log_probability(llama):
     text = "The kettle is on and the bread is in the oven."
     ids = llama.encode_answer(text)
-    import torch
-
     logp = llama.model(torch.tensor([ids])).logits[0].log_softmax(-1)
     plain = logp[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean().item()
     assert evaluate.text_log_probability(llama, [text, "Short one."])[0] == pytest.approx(plain, abs=1e-4)
@@ -51,3 +50,23 @@ def test_text_log_probability(llama):
 def test_no_items(llama):
     with pytest.raises(ValueError, match="items is empty"):
         evaluate.score(llama, [])
+
+
+def per_token(lm, text: str) -> float:
+    ids = lm.encode_answer(text)
+    logp = lm.model(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+    return logp[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean().item()
+
+
+def test_texts_score_as_they_stand_under_every_vector(lm):
+    """One scorer, several vectors, resumed from the first steered block, texts of unequal length that share nothing."""
+    texts = [
+        "The kettle is on.",
+        "A dog ran over the bridge while it rained on the harbour and the town.",
+        "Two by two",
+    ]
+    scorer = evaluate.TextScorer(lm, texts, first=1, batch_tokens=40)
+    for seed, multiplier in ((0, 0.0), (1, 1.0), (2, -2.0)):
+        vectors = SteeringVectors((1, 3), np.random.default_rng(seed).normal(size=(2, lm.width)))
+        with steering.apply(lm, vectors, multiplier=multiplier):
+            np.testing.assert_allclose(scorer.score(), [per_token(lm, t) for t in texts], atol=1e-4, rtol=1e-4)

@@ -1,12 +1,15 @@
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from psa_utils import models, packaged
+from psa_utils import activations, config, evaluate, models, packaged, stages, steering
+from psa_utils.vectors import SteeringVectors
 from tests.conftest import FAMILIES, GEMMA_CHAT, MORE_FAMILIES, tiny
 
 
@@ -173,3 +176,67 @@ def test_unknown_architecture_names_the_cure(llama):
     odd.model.base_model = torch.nn.Linear(1, 1)
     with pytest.raises(ValueError, match=r"add the attribute's name to models\.BLOCK_LISTS"):
         _ = odd.blocks
+
+
+@pytest.mark.parametrize("words", [1, 7, 300, 10**6])
+def test_slices_of_the_vocabulary_are_the_models_own_logits(any_lm, words):
+    """Over every family: tied heads, Gemma's capped logits; the slices cover the vocabulary once, in order."""
+    if words == 1 and any_lm.name != "tiny-gemma2":
+        words = 64
+    ids = torch.tensor([any_lm.encode_chat("Which way?")])
+    hidden = any_lm.model.base_model(ids).last_hidden_state[0, -2:]
+    starts, slices = zip(*any_lm.logit_slices(hidden, words), strict=True)
+    assert list(starts) == list(range(0, len(any_lm.tokenizer), words))
+    joined = torch.cat(slices, dim=1)
+    torch.testing.assert_close(joined, any_lm.model(ids).logits[0, -2:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(joined, any_lm.logits(hidden), atol=1e-4, rtol=1e-4)
+    assert joined.dtype == torch.float32
+
+
+def test_a_heads_bias_is_sliced_with_it(llama):
+    head = llama.model.get_output_embeddings()
+    head.bias = torch.nn.Parameter(torch.arange(float(head.out_features)), requires_grad=False)
+    hidden = torch.randn(2, llama.width, generator=torch.Generator().manual_seed(0))
+    try:
+        joined = torch.cat([logits for _, logits in llama.logit_slices(hidden, 7)], dim=1)
+        torch.testing.assert_close(joined, hidden @ head.weight.T + head.bias)
+    finally:
+        head.bias = None
+
+
+PAPER = {
+    "paper-llama2": "llama",
+    "paper-mistral": "mistral",
+    "paper-gemma2": "gemma2",
+    **{f"paper-qwen2.5-{size}": "qwen2" for size in ("0.5b", "1.5b", "3b", "7b")},
+}
+
+
+@pytest.fixture(scope="module", params=["paper-llama2", "paper-mistral", "paper-gemma2", "paper-qwen2.5-3b"])
+def paper_run(request, tokenizer, tmp_path_factory):
+    """A profile of the paper's scale with everything as it is, but a tiny model of its family with as many blocks."""
+    profile = config.load_profile(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny(PAPER[request.param], tokenizer, blocks=profile.layers[-1] + 3).model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return dataclasses.replace(profile, model=str(folder), revision=None, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_paper_profiles_run_on_a_tiny_model_of_their_family(paper_run, items, dtype):
+    profile = dataclasses.replace(paper_run, dtype=dtype)
+    lm = stages.load_model(profile)
+    assert lm.check_layers(profile.layers) == profile.layers
+    assert lm.model.dtype == models.DTYPES[dtype]
+    for fmt in profile.formats:
+        options = {"fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
+        found = activations.differences(lm, items, layers=profile.layers, **options)
+        vector = SteeringVectors(profile.layers, found.mean(0))
+        scorer = evaluate.Scorer(lm, items, first=profile.layers[0], **options)
+        plain = scorer.score()
+        with steering.apply(lm, vector, multiplier=profile.multiplier):
+            steered = scorer.score()
+        assert np.isfinite(found).all()
+        assert np.isfinite(steered[["logp_matching", "logp_other", "probability"]]).all(axis=None)
+        assert steered.probability.between(0, 1).all()
+        assert np.abs(steered.logp_matching - plain.logp_matching).max() > 1e-3

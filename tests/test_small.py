@@ -1,5 +1,6 @@
 """Profiles, paths, seeds, kept stages, vectors on disk."""
 
+import re
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from psa_utils import config, paths, seeding, store
+from psa_utils import config, knowledge, paths, seeding, store
 from psa_utils.vectors import SteeringVectors
 
 
@@ -30,11 +31,60 @@ def test_every_profile_loads(name):
         ("laptop", {"formats": ("words",)}, "formats"),
         ("laptop", {"behaviours": ("greed",)}, "behaviours"),
         ("laptop", {"data": "imdb"}, "data='imdb'"),
+        ("laptop", {"few_seeds": 6}, "few_seeds=6"),
+        ("laptop", {"few_seeds": 0}, "few_seeds=0"),
+        ("laptop", {"n_sweep": 1}, "n_sweep=1"),
+        ("laptop", {"n_open": 0}, "n_open=0"),
+        ("laptop", {"n_knowledge": 1}, "n_knowledge=1"),
+        ("laptop", {"n_test": -3}, "n_test=-3"),
+        ("laptop", {"temperature": -0.1}, "temperature=-0.1"),
+        ("laptop", {"answer_tokens": 0}, "answer_tokens=0"),
+        ("laptop", {"clips": (10.0, 0.0)}, r"clips=\(10.0, 0.0\)"),
+        ("laptop", {"multiplier": 0.0}, "multiplier=0.0"),
+        ("laptop", {"template": "vicuna"}, "template='vicuna'"),
     ],
 )
 def test_impossible_profiles(name, overrides, message):
     with pytest.raises(ValueError, match=message):
         config.load_profile(name, **overrides)
+
+
+BLOCKS = {
+    "paper-llama2": 32,
+    "paper-mistral": 32,
+    "paper-gemma2": 26,
+    "paper-qwen2.5-0.5b": 24,
+    "paper-qwen2.5-1.5b": 28,
+    "paper-qwen2.5-3b": 36,
+    "paper-qwen2.5-7b": 28,
+}
+"""Decoder blocks of the published models."""
+
+
+def test_every_paper_profile_is_known_here():
+    assert {name for name in config.available() if name.startswith("paper-")} == set(BLOCKS)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_paper_profiles_fit_their_models_and_pin_them(name):
+    profile = config.load_profile(name)
+    first, last = profile.layers[0], profile.layers[-1]
+    assert profile.layers == tuple(range(first, first + 5)), "five consecutive blocks"
+    assert BLOCKS[name] / 4 < first < last < 3 * BLOCKS[name] / 4, "in the middle"
+    assert re.fullmatch("[0-9a-f]{40}", profile.revision)
+    assert (profile.data, profile.recipe, profile.multiplier, profile.sigma) == ("caa", "paper", 1.0, 0.02)
+    assert profile.behaviours == config.BEHAVIOURS
+    assert profile.noise_seeds == 10
+    assert (profile.template == "llama2") == (name == "paper-llama2")
+
+
+@pytest.mark.parametrize("name", config.available())
+def test_profiles_name_only_what_exists(name):
+    profile = config.load_profile(name)
+    sizes = [config.load_profile(other) for other in profile.scaling]
+    assert profile.name not in profile.scaling, "it is there anyway"
+    assert all(not size.scaling for size in sizes)
+    assert set(profile.knowledge) <= set(knowledge.SETS)
 
 
 @pytest.mark.parametrize("module", ["accounting", "stats", "config", "paths", "seeding"])
@@ -98,6 +148,17 @@ def test_stages_are_kept_under_their_key_and_recomputed_when_damaged(tmp_path, k
     damaged = keep(path, "k2", compute)
     assert len(calls) == 4
     np.testing.assert_array_equal(damaged["y"], first["y"])
+
+
+def test_a_kept_table_holds_the_texts_it_was_given(tmp_path):
+    """Only an empty field is missing, and no text ends a line or a table early."""
+    texts = ["None", "N/A", "", 'a\rb, "c"', "a\r\nb\n", "# x,y", "é…\x85", " padded "]
+    table = pd.DataFrame({"text": texts, "number": [0.1, np.nan, 1e-17, np.pi, 1.0, 2.0, -0.0, 1 / 3]})
+    for _ in range(2):
+        kept = store.frame(tmp_path / "a.csv", "k", lambda: table.assign(digits="007"), texts=("text", "digits"))
+        assert kept.text.tolist() == texts
+        assert set(kept.digits) == {"007"}
+        np.testing.assert_allclose(kept.number, table.number, rtol=1e-15)
 
 
 def test_vectors_round_trip_with_their_record(tmp_path):

@@ -85,3 +85,24 @@ def test_wrong_model_or_layer(llama):
         steering.apply(llama, SteeringVectors((4,), np.ones((1, 32)))),
     ):
         pass
+
+
+@pytest.mark.parametrize("shape", ["tensor", "tuple"])
+def test_the_shift_follows_the_activations_device_and_type(shape):
+    """Not the weights': here they lie on one device, the activations arrive on another ("meta" stands in for a GPU)."""
+    block, shift = torch.nn.Identity(), torch.arange(4.0)
+    wrapped = block if shape == "tensor" else torch.nn.Sequential(block)
+    if shape == "tuple":
+        wrapped.forward = lambda hidden: (hidden, "cache")
+    handle = steering._add(wrapped, shift)
+    for hidden in (torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, device="meta"), torch.ones(1, 2, 4)):
+        out = wrapped(hidden)
+        steered = out if shape == "tensor" else out[0]
+        assert (steered.device, steered.dtype, steered.shape) == (hidden.device, hidden.dtype, hidden.shape)
+        if hidden.device.type == "cpu":
+            assert torch.equal(steered, hidden + torch.arange(4.0))
+    assert wrapped(torch.zeros(1, 1, 4))[1:] == ("cache",) if shape == "tuple" else True
+    handle.remove()
+    half = steering._add(block, shift)
+    assert block(torch.zeros(1, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    half.remove()
