@@ -142,10 +142,11 @@ class Public:
     @cached_property
     def lift(self) -> Lift:
         """Map from a shared vector to the k layers."""
-        cross = self._average([np.einsum("nd,nke->kde", shared(u), u, optimize=True) for u in self._units])
-        scale = np.einsum("kdd->k", cross)
         basis, spectrum = self.shared.basis[:, :RANK], self.shared.spectrum[:RANK, None]
-        beyond = np.einsum("dq,kde->kqe", basis, cross, optimize=True) - scale[:, None, None] * spectrum * basis.T
+        pairs = [(shared(u), u) for u in self._units]
+        scale = self._average([np.einsum("nd,nkd->k", s, u) for s, u in pairs])
+        cross = self._average([np.einsum("nq,nkd->kqd", s @ basis, u, optimize=True) for s, u in pairs])
+        beyond = cross - scale[:, None, None] * spectrum * basis.T
         return Lift(scale, basis, beyond / (spectrum + RIDGE / len(self.shared.basis)))
 
     @cached_property
