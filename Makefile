@@ -33,8 +33,8 @@ help:             ## this list
 A_02 := $(call table,table2_privacy) $(call figure,fig2_geometry)
 A_03 := $(foreach f,fig3_alignment fig4_scaling,$(call figure,$f)) $(foreach t,table20_negative table_comparisons \
   table_recipes table5_mmlu table3_open_ended table21_negative_open_ended table4_examples,$(call table,$t))
-A_04 := $(foreach f,fig5_noise fig5_clip fig_strength,$(call figure,$f)) \
-  $(foreach t,table17_noise table18_clip table19_clip_noiseless table_layers,$(call table,$t))
+A_04 := $(foreach f,fig5_noise fig5_clip fig_strength fig_estimators,$(call figure,$f)) \
+  $(foreach t,table17_noise table18_clip table19_clip_noiseless table_layers table_estimators,$(call table,$t))
 A_05 := $(call table,table7_mia) $(call figure,fig6_tradeoff) $(call figure,fig_canaries)
 figures: $(R)/01_extract/manifest.json $(A_02) $(A_03) $(A_04) $(A_05)  ## every figure and table of PROFILE (default: laptop)
 
@@ -99,4 +99,5 @@ $(eval $(call notebook,03_eval,02_private_steer,$(REPORTING) knowledge generate 
   quality scaling mechanism,$(A_03)))
 $(eval $(call notebook,05_mia,01_extract,attacks attack_plots audit bounds canaries games rowwise trials mechanism accounting \
   steering generate evaluate reports plotting tables,$(A_05)))
-$(eval $(call notebook,04_ablations,01_extract,$(REPORTING) ablations calibrate mechanism accounting,$(A_04)))
+$(eval $(call notebook,04_ablations,01_extract,$(REPORTING) ablations calibrate mechanism accounting \
+  estimation estimators rows finishing shrinkage public corpus planning,$(A_04)))

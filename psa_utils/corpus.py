@@ -9,8 +9,12 @@ in a full stop fits no data set of Yes and No. Each form is therefore one source
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import data
+import numpy as np
+from tqdm import tqdm
+
+from . import activations, data, paths, store
 from .config import BEHAVIOURS
+from .models import LM
 
 FORMS = ("sentence", "phrase", "yes-no", "agree-disagree")
 WORDS = {"yes-no": ("Yes", "No"), "agree-disagree": ("Agree", "Disagree")}
@@ -47,3 +51,27 @@ def in_form(item: data.Item, form: str) -> data.Item:
     if form == "phrase":
         return replace(item, options=tuple(option.rstrip(".!?") for option in item.options))
     return replace(item, options=WORDS[form], matching=0, other=1)
+
+
+def differences(lm: LM, layers: Sequence[int]) -> list[np.ndarray]:
+    """Differences (280, k, d) of every form at ``layers``, text answers, kept in the cache folder for the next use."""
+    found = []
+    for form in tqdm(FORMS, desc="public pairs", disable=None, leave=False):
+        items = pairs(form)
+        key = store.key_of(
+            model=lm.revision,
+            dtype=str(lm.model.dtype),
+            layers=list(layers),
+            items=data.digest(items),
+            code=store.code_of("activations", "engine", "packing", "models"),
+        )
+        path = paths.cache() / "public" / f"{key[:16]}.safetensors"
+        kept = store.arrays(path, key, lambda i=items: {"differences": activations.differences(lm, i, layers=layers)})
+        found.append(kept["differences"])
+    return found
+
+
+def of_others(behaviour: str) -> np.ndarray:
+    """Which rows of :func:`differences` (280,) do not belong to ``behaviour``; boolean."""
+    sizes = [len(data.load_items("mini", name, "train")[::STEP]) for name in BEHAVIOURS]
+    return np.repeat(BEHAVIOURS, sizes) != behaviour

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from . import __version__, activations, corpus, estimators, paths, record, rows, safe_noise, store
+from . import __version__, activations, corpus, estimators, paths, record, rows, safe_noise
 from . import pairs as private_pairs
 from .estimators import Estimator
 from .ledger import Ledger, Spent
@@ -63,7 +63,7 @@ def release(
     method = estimators.named(name)
     lm = load(model, revision=revision)
     chosen = automatic_layers(len(lm.blocks)) if layers is None else lm.check_layers(sorted(layers))
-    public = public_differences(lm, chosen)
+    public = Public.of(*corpus.differences(lm, chosen))
     bounded = method.bounded(_private(lm, given, chosen), public)
     sigma = method.sigma(epsilon, delta, n=given.n, layers=len(chosen))
     mu = method.sensitivity(n=given.n, layers=len(chosen)) / sigma
@@ -95,24 +95,6 @@ def automatic_layers(blocks: int) -> tuple[int, ...]:
     """
     start = 2 * blocks // 5 if blocks >= 8 else 1
     return tuple(range(start, min(start + WINDOW, blocks)))
-
-
-def public_differences(lm: LM, layers: Sequence[int]) -> Public:
-    """Differences of the shipped public corpus at ``layers``, kept in the cache folder for the next release."""
-    sources = []
-    for form in tqdm(corpus.FORMS, desc="public pairs", disable=None, leave=False):
-        items = corpus.pairs(form)
-        key = store.key_of(
-            model=lm.revision,
-            dtype=str(lm.model.dtype),
-            layers=list(layers),
-            items=[repr(item) for item in items],
-            code=store.code_of("activations", "engine", "packing", "models", "corpus"),
-        )
-        path = paths.cache() / "public" / f"{key[:16]}.safetensors"
-        kept = store.arrays(path, key, lambda i=items: {"differences": activations.differences(lm, i, layers=layers)})
-        sources.append(kept["differences"])
-    return Public.of(*sources)
 
 
 def _read(path: Path, delta: float) -> Pairs:

@@ -282,3 +282,21 @@ def _epsilon(value: float) -> str:
     if np.isnan(value):
         return "–"
     return f"{value:.2f}" if np.isfinite(value) else "∞"
+
+
+def estimators_table(profile: Profile, seed: int, cosines: pd.DataFrame, scored: pd.DataFrame) -> Table:
+    """Estimators at equal (epsilon, delta): cosine to the mean over behaviours, the worst one, and the effect.
+
+    ``cosines`` are rows of :func:`psa_utils.estimation.compared`; ``scored`` item rows of the steered ones.
+    """
+    means = cosines.groupby(["estimator", "epsilon", "behaviour"], sort=False).cosine.mean()
+    numbers = means.groupby(["estimator", "epsilon"], sort=False).agg(["mean", "min"]).reset_index()
+    effect = pooled(profile, seed, scored, ("estimator", "method")).set_index("estimator")
+    wide = numbers.pivot(index="estimator", columns="epsilon", values="mean").loc[numbers.estimator.unique()]
+    printed = wide.map("{:.2f}".format).rename(columns="cosine, ε = {:g}".format).reset_index()
+    at_one = numbers[numbers.epsilon == 1.0].set_index("estimator")["min"]
+    printed["worst behaviour, ε = 1"] = [f"{at_one[name]:.2f}" for name in printed.estimator]
+    steered = pd.Series(percent(effect.reset_index(), "probability_change", signed=True), index=effect.index)
+    printed["change, ε = 1 (points)"] = [steered.get(name, "–") for name in printed.estimator]
+    changes = effect[[c for c in effect.columns if c.startswith("probability_change")]].reset_index()
+    return numbers.merge(changes, on="estimator", how="left"), printed

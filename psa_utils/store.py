@@ -37,6 +37,11 @@ def code_of(*modules: str) -> str:
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
+def digest_of(values: np.ndarray) -> str:
+    """SHA-256 of an array's type, shape and content."""
+    return _digest_arrays({"": np.ascontiguousarray(values)})
+
+
 def arrays(path: Path, key: str, compute: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return the arrays kept at ``path`` under ``key``, computing and saving them if they are not there."""
     if (kept := read_arrays(path, key)) is not None:

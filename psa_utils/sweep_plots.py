@@ -8,6 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .estimators import DEFAULT
 from .plotting import COLUMN, MARKERS, PALETTE, theme
 
 RECIPE_NAMES = {"matched": "equal strength", "paper": "as published"}
@@ -76,6 +77,39 @@ def strength(cells: pd.DataFrame) -> Figure:
     ax.axhline(0, color="0.7", lw=0.8, ls=":", zorder=0)
     ax.set(xlabel="cost, nats per token of ordinary text", ylabel=CHANGE)
     ax.legend(loc="best")
+    return figure
+
+
+SHOWN = {
+    "psa-paper": ("PSA, paper's accounting", "#999999", "v"),
+    "psa-exact": ("PSA, exact accounting", "#009E73", "D"),
+    "dp-jl": ("DP-JL", "#CC79A7", "x"),
+    "efron-morris": ("unit norm, Efron-Morris", "#E69F00", "^"),
+    "block-efron-morris": ("the same, public eigenbasis", "#56B4E9", "s"),
+    DEFAULT: ("shared vector, public prior, lift", "#0072B2", "o"),
+}
+
+
+def estimators(cosines: pd.DataFrame) -> Figure:
+    """Draw the mean cosine over behaviours against epsilon, one line per estimator; bars: lowest to highest behaviour.
+
+    ``cosines`` are rows of :func:`psa_utils.estimation.compared`.
+    """
+    theme()
+    figure, ax = plt.subplots(figsize=(1.45 * COLUMN, 2.9), layout="constrained")
+    means = cosines.groupby(["estimator", "epsilon", "behaviour"]).cosine.mean()
+    for i, (name, (label, colour, marker)) in enumerate(SHOWN.items()):
+        rows = means[name].groupby("epsilon").agg(["mean", "min", "max"])
+        x = rows.index * 1.03 ** (i - 2.5)
+        bars = [rows["mean"] - rows["min"], rows["max"] - rows["mean"]]
+        style = {"fmt": f"{marker}-", "ms": 4, "lw": 1.0, "elinewidth": 0.6, "color": colour}
+        ax.errorbar(x, rows["mean"], bars, label=label, **style)
+    ticks = sorted(cosines.epsilon.unique())
+    ax.set(xscale="log", xlabel="total $\\varepsilon$ at $\\delta = 10^{-5}$", ylabel="cosine to the non-private mean")
+    ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    ax.minorticks_off()
+    ax.set_ylim(0, 1.02)
+    figure.legend(loc="outside right center", fontsize=7)
     return figure
 
 

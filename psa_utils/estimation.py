@@ -1,0 +1,79 @@
+"""Notebook 04's comparison of private estimators: cosine and alignment at equal (epsilon, delta), kept on disk."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from . import ablations, corpus, estimators, mechanism, paths, seeding, stages, store
+from .ablations import Sweeps
+from .config import Profile
+from .public import Public, unit
+from .scoring import Variant
+from .vectors import SteeringVectors
+
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+DELTA = 1e-5
+STEERED = ("psa-paper", "psa-exact", estimators.DEFAULT)
+"""Estimators whose vectors are also applied, at :data:`STEERED_EPSILON`."""
+STEERED_EPSILON = 1.0
+LEADING = 64
+"""Public eigenvectors whose share of a mean's energy is shown."""
+
+
+def public_for(profile: Profile, sources: Sequence[np.ndarray], behaviour: str) -> Public:
+    """What may count as public beside a behaviour's private pairs.
+
+    All of the shipped corpus, whose differences ``sources`` are, unless the private pairs are the shipped ones too:
+    then the behaviour's own are left out.
+    """
+    if profile.data != "mini":
+        return Public.of(*sources)
+    return Public.of(*(source[corpus.of_others(behaviour)] for source in sources))
+
+
+def compared(profile: Profile, sweeps: Sweeps, public: Public) -> pd.DataFrame:
+    """Cosine to the non-private mean and norm of every estimator; :func:`psa_utils.estimators.compare`, kept."""
+    private = sweeps.raw.private
+    key = store.key_of(
+        private=store.digest_of(private),
+        public=[store.digest_of(source) for source in public.sources],
+        settings=(EPSILONS, DELTA, profile.noise_seeds),
+        code=store.code_of("estimators", "rows", "finishing", "shrinkage", "public"),
+    )
+    options = {"epsilons": EPSILONS, "delta": DELTA, "seeds": range(profile.noise_seeds)}
+    path = paths.results(profile.name, ablations.STAGE) / f"estimators-{sweeps.behaviour}.csv"
+    table = store.frame(path, key, lambda: estimators.compare(private, mechanism.mean(private), public, **options))
+    return table.assign(behaviour=sweeps.behaviour)
+
+
+def shape_of(sweeps: Sweeps, public: Public) -> dict[str, object]:
+    """What decides between estimators: do layers agree, and does the public eigenbasis hold the mean's energy?
+
+    ``layer_cosine``: mean cosine between the layers' means of unit-norm differences; ``signal``: their mean norm s;
+    ``energy``: share of their squared norm in the leading public eigenvectors.
+    """
+    means = unit(sweeps.raw.private.astype(float)).mean(axis=0)
+    directions = unit(means)
+    cosines = (directions @ directions.T)[np.triu_indices(len(means), 1)]
+    leading = means @ public.layers.basis[:, :LEADING]
+    return {
+        "behaviour": sweeps.behaviour,
+        "layer_cosine": float(cosines.mean()) if len(cosines) else 1.0,
+        "signal": float(np.linalg.norm(means, axis=1).mean()),
+        "energy": float((leading**2).sum() / (means**2).sum()),
+    }
+
+
+def variants(sweeps: Sweeps, public: Public) -> Iterator[Variant]:
+    """The non-private mean, and ``few_seeds`` draws of the :data:`STEERED` estimators, all at the public strength."""
+    yield next(sweeps.mean_and_psa(estimator="mean"))
+    profile, raw = sweeps.profile, sweeps.raw
+    for name in STEERED:
+        for noise_seed in range(profile.few_seeds):
+            rng = seeding.rng(sweeps.seed, "estimators", name, profile.data, sweeps.behaviour, noise_seed)
+            options = {"epsilon": STEERED_EPSILON, "delta": DELTA, "public": public, "rng": rng}
+            values = estimators.estimate(name, raw.private, **options)
+            labels = {"method": "PSA", "recipe": "matched", "multiplier": profile.multiplier, "noise_seed": noise_seed}
+            vector = SteeringVectors(profile.layers, stages.in_recipe(values, raw, "matched"))
+            yield Variant(vector, profile.multiplier, {**labels, "estimator": name})
