@@ -142,7 +142,7 @@ def test_empirical_bayes_with_whole_blocks_turns_to_the_source_that_the_release_
     spectra = np.concatenate([np.einsum("sqq->sq", heads), np.zeros((2, d - q))], axis=1)
     flat = np.ones((1, d))
     losses = {"right": [], "found": [], "diagonal": []}
-    for _ in range(60):
+    for _ in range(30):
         signal = np.r_[roots[0] @ rng.normal(size=q), np.zeros(d - q)]
         y = signal + rng.normal(0, SIGMA, d)
         right = np.r_[heads[0] @ np.linalg.solve(heads[0] + SIGMA**2 * np.eye(q), y[:q]), np.zeros(d - q)]
