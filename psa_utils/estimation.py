@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from . import ablations, corpus, estimators, mechanism, paths, seeding, stages, store
+from . import ablations, corpus, estimators, mechanism, paths, planning, seeding, stages, store
 from .ablations import Sweeps
 from .config import Profile
 from .public import Public, unit
@@ -14,6 +14,22 @@ from .vectors import SteeringVectors
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
+COMPARED = (
+    "public-only",
+    "psa-paper",
+    "psa-exact",
+    "unit",
+    "joint-clip",
+    "dp-jl",
+    "efron-morris",
+    "shared",
+    "prior",
+    "subspace",
+    "wiener",
+    "block-efron-morris",
+    "shared-block",
+    estimators.DEFAULT,
+)
 STEERED = ("psa-paper", "psa-exact", estimators.DEFAULT)
 """Estimators whose vectors are also applied, at :data:`STEERED_EPSILON`."""
 STEERED_EPSILON = 1.0
@@ -38,10 +54,10 @@ def compared(profile: Profile, sweeps: Sweeps, public: Public) -> pd.DataFrame:
     key = store.key_of(
         private=store.digest_of(private),
         public=[store.digest_of(source) for source in public.sources],
-        settings=(EPSILONS, DELTA, profile.noise_seeds),
+        settings=(EPSILONS, DELTA, profile.few_seeds, COMPARED),
         code=store.code_of("estimators", "rows", "finishing", "shrinkage", "public"),
     )
-    options = {"epsilons": EPSILONS, "delta": DELTA, "seeds": range(profile.noise_seeds)}
+    options = {"epsilons": EPSILONS, "delta": DELTA, "seeds": range(profile.few_seeds), "names": COMPARED}
     path = paths.results(profile.name, ablations.STAGE) / f"estimators-{sweeps.behaviour}.csv"
     table = store.frame(path, key, lambda: estimators.compare(private, mechanism.mean(private), public, **options))
     return table.assign(behaviour=sweeps.behaviour)
@@ -77,3 +93,10 @@ def variants(sweeps: Sweeps, public: Public) -> Iterator[Variant]:
             labels = {"method": "PSA", "recipe": "matched", "multiplier": profile.multiplier, "noise_seed": noise_seed}
             vector = SteeringVectors(profile.layers, stages.in_recipe(values, raw, "matched"))
             yield Variant(vector, profile.multiplier, {**labels, "estimator": name})
+
+
+def planned(sweeps: Sweeps, signal: float, epsilons: Sequence[float]) -> list[float]:
+    """Cosine that :mod:`psa_utils.planning` expects of the unit-norm release at every epsilon."""
+    n, layers, width = sweeps.raw.private.shape
+    sigmas = [estimators.named("unit").sigma(epsilon, DELTA, n=n, layers=layers) for epsilon in epsilons]
+    return [planning.expected_cosine(sigma, [signal**2], [width]) for sigma in sigmas]

@@ -122,9 +122,6 @@ DEFAULT = "shared-mixture-lift"
 """Best on public data alone: the shipped benchmark, each behaviour private in turn, the others' corpus public."""
 
 
-DEFAULT = "shared-bayes-lift"
-
-
 def estimate(
     name: str, differences: np.ndarray, *, epsilon: float, delta: float, public: Public, rng: np.random.Generator
 ) -> np.ndarray:
