@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules --warn-undefined-variables
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 NOTEBOOKS := 01_extract 02_private_steer 03_eval 04_ablations 05_mia
-.PHONY: help figures test smoke nbval lint lock data calibrate bench clean FORCE $(NOTEBOOKS)
+.PHONY: help figures test smoke nbval lint lock data calibrate bench peers clean FORCE $(NOTEBOOKS)
 
 PROFILE ?= laptop
 SEED    ?= 0
@@ -38,7 +38,7 @@ A_04 := $(foreach f,fig5_noise fig5_clip fig_strength fig_estimators,$(call figu
 A_05 := $(call table,table7_mia) $(call figure,fig6_tradeoff) $(call figure,fig_canaries)
 figures: $(R)/01_extract/manifest.json $(A_02) $(A_03) $(A_04) $(A_05)  ## every figure and table of PROFILE (default: laptop)
 
-test: $(ENV) smoke  ## lint, unit tests, doctests, README, notebooks (papermill and nbval on the smoke profile)
+test: $(ENV) smoke peers  ## lint, unit tests, doctests, README, notebooks (papermill and nbval on the smoke profile)
 	$(PYTHON) -m pytest -q
 	+@$(MAKE) --no-print-directory nbval
 smoke:            ## every notebook in two minutes on a tiny random model, into build/smoke
@@ -53,9 +53,11 @@ data: $(ENV)      ## download the CAA benchmark (pinned, SHA-256 checked) into t
 	$(PYTHON) -m psa_utils.download
 calibrate: $(ENV) ## choose layers and multiplier on public pairs again (ten minutes), into tables/PROFILE
 	$(PYTHON) -m psa_utils.calibrate --profile $(PROFILE)
-bench: $(ENV)     ## speed against the published way of working (needs CAA; a quarter of an hour on an idle machine)
-	$(PYTHON) -m pip install --quiet --no-deps --target build/peers steering-vectors==0.12.2
+bench: peers      ## speed against the published way of working (needs CAA; a quarter of an hour on an idle machine)
 	PYTHONPATH=build/peers $(PYTHON) -m tests.benchmarks.bench_engines --json build/bench_engines.json
+peers: $(ENV)     ## other libraries that tests and bench compare with, without their dependencies, into build/peers
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/peers \
+	  steering-vectors==0.12.2 repeng==0.4.0
 lock:             ## resolve pyproject.toml afresh into requirements.lock (torch stays: edit its line to move it)
 	rm -rf build/lock && python3.11 -m venv build/lock && grep '^torch==' requirements.lock > build/lock/torch
 	build/lock/bin/python -m pip install -q 'setuptools>=77' -r build/lock/torch

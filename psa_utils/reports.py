@@ -8,7 +8,7 @@ import pandas as pd
 
 from . import accounting, mechanism, results, stages, stats
 from .ablations import SIGMAS
-from .config import RECIPES, Profile
+from .config import BEHAVIOURS, RECIPES, Profile
 from .results import ZERO_SHOT, percent
 
 Table = tuple[pd.DataFrame, pd.DataFrame]
@@ -93,10 +93,8 @@ def knowledge(profile: Profile, seed: int, scored: pd.DataFrame) -> Table:
     rows = scored.assign(sign=np.sign(scored.multiplier).astype(int))
     options = {"within": ("set",), "by": ("behaviour", "sign", "method"), "metrics": ("probability", "accuracy")}
     numbers = results.cells(profile, seed, rows, **options)
-    paper = results.printed_by_paper("T5 MMLU").set_index("method")
     numbers["paper_llama2"] = [
-        paper.loc[m, b] if b in profile.behaviours and sign > 0 else paper.loc[m].iloc[-1] if m == ZERO_SHOT else None
-        for m, b, sign in zip(numbers.method, numbers.behaviour, numbers.sign, strict=True)
+        _paper_mmlu(row.set, row.method, row.behaviour, row.sign) for row in numbers.itertuples(index=False)
     ]
     printed = pd.DataFrame(
         {
@@ -110,6 +108,14 @@ def knowledge(profile: Profile, seed: int, scored: pd.DataFrame) -> Table:
         }
     )
     return numbers, printed
+
+
+def _paper_mmlu(questions: str, method: str, behaviour: str, sign: int) -> float | None:
+    """The paper's MMLU print; it has none for TruthfulQA or for subtracted vectors."""
+    paper = results.printed_by_paper("T5 MMLU").set_index("method")
+    if questions == "truthfulqa" or sign < 0:
+        return None
+    return float(paper.loc[method, BEHAVIOURS[0] if method == ZERO_SHOT else behaviour])
 
 
 def _signed(cells: pd.DataFrame) -> list[str]:
