@@ -30,11 +30,20 @@ def comparisons(profile: Profile, scored: pd.DataFrame) -> Table:
             "behaviour": numbers.behaviour,
             "comparison": numbers.treated + " − " + numbers.control,
             "difference (points)": (100 * numbers.difference).map("{:+.1f}".format),
-            "p, Holm": [f"{p:.3f}{'*' if p < 0.05 else ''}" for p in numbers.p_holm],
+            "p, Holm": numbers.p_holm.map(_starred),
             "detectable (points)": (100 * numbers.detectable).map("{:.1f}".format),
         }
     )
     return numbers, printed
+
+
+def _starred(p: float) -> str:
+    """A corrected p-value with its star.
+
+    >>> _starred(0.0002), _starred(0.049), _starred(0.2)
+    ('< 0.001*', '0.049*', '0.200')
+    """
+    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'*' if p < 0.05 else ''}"
 
 
 def _comparison(rows: pd.DataFrame, behaviour: str, treated: str, control: str) -> dict[str, object]:
