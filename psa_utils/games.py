@@ -37,7 +37,7 @@ CHUNK = 64
 SAMPLED = 128
 """Answers sampled at once, and between two writes: more would spend its time moving the cache of keys and values."""
 CODE = (
-    *("attacks", "games", "rowwise", "canaries", "seeding", "mechanism"),
+    *("games", "rowwise", "canaries", "seeding", "mechanism"),
     *("steering", "engine", "generate", "evaluate", "packing", "models"),
 )
 SIMULATED = 8
