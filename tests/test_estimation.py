@@ -13,7 +13,6 @@ from psa_utils import sweep_plots as plots
 from psa_utils.config import BEHAVIOURS
 from psa_utils.public import Public
 from psa_utils.scoring import Variant
-from psa_utils.stages import Extracted
 from psa_utils.vectors import SteeringVectors
 from tests import reference
 from tests.test_reports import item_rows, nowhere_nan
