@@ -64,7 +64,7 @@ class Target:
             calibration=max(100, trials // 10),
             seed=self.seed,
             path=paths.results(self.profile.name, STAGE) / f"{name}.csv",
-            key=f"{name} {self.raw.clip.tolist()}",
+            key=f"{name} {sigma} {self.raw.clip.tolist()}",
         )
 
     def grey_box(self, method: str, *, n: int, multiplier: float) -> pd.DataFrame:

@@ -36,7 +36,10 @@ CHUNK = 64
 """Grey-box trials computed between two writes."""
 SAMPLED = 128
 """Answers sampled at once, and between two writes: more would spend its time moving the cache of keys and values."""
-CODE = ("games", "rowwise", "canaries", "seeding", "mechanism", "steering", "engine", "generate", "evaluate", "packing")
+CODE = (
+    *("games", "rowwise", "canaries", "seeding", "mechanism"),
+    *("steering", "engine", "generate", "evaluate", "packing", "models"),
+)
 SIMULATED = 8
 """Releases on benign data that the grey-box attacker averages to see what the model says without the canary."""
 
@@ -113,9 +116,7 @@ class Attack:
             seed=self.seed,
             fmt=self.fmt,
             template=self.template,
-            code=store.code_of(
-                "games", "canaries", "mechanism", "steering", "generate", "evaluate", "packing", "models"
-            ),
+            code=store.code_of(*CODE),
             **settings,
         )
 

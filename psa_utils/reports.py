@@ -314,4 +314,4 @@ def estimators_table(profile: Profile, seed: int, cosines: pd.DataFrame, scored:
     steered = pd.Series(percent(effect.reset_index(), "probability_change", signed=True), index=effect.index)
     printed["change, ε = 1 (points)"] = [steered.get(name, "–") for name in printed.estimator]
     changes = effect[[c for c in effect.columns if c.startswith("probability_change")]].reset_index()
-    return numbers.merge(changes, on="estimator", how="left"), printed
+    return numbers.merge(changes.assign(epsilon=1.0), on=["estimator", "epsilon"], how="left"), printed
