@@ -1,4 +1,4 @@
-"""The console command ``psa``: look into steering vectors, export them, try them, run the notebooks.
+"""The console command ``psa``: release steering vectors, look into them, export them, try them, run the notebooks.
 
 Exit codes: 0 done, 1 refused (the reason on standard error, nothing half-written), 2 wrong usage. Standard output holds
 the result only.
@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ COLUMNS_ELSEWHERE = 100
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``psa`` with the arguments of the command line and return its exit code."""
     args = parser().parse_args(argv)
-    try:
-        args.function(args)
-    except REFUSED as error:
-        print(f"psa {args.command}: {error}", file=sys.stderr)
-        return 1
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"psa {args.command}: warning: {message}", file=sys.stderr)
+        try:
+            args.function(args)
+        except REFUSED as error:
+            print(f"psa {args.command}: {error}", file=sys.stderr)
+            return 1
     return 0
 
 
@@ -213,7 +216,10 @@ def add_release(commands: Any) -> None:
     )
     command.add_argument("--estimator", metavar="NAME", help="how to estimate (default: the best on public data)")
     command.add_argument(
-        "--multiplier", type=arguments.finite, metavar="X", help="strength to suggest, not from private data"
+        "--multiplier",
+        type=arguments.finite,
+        metavar="X",
+        help="strength to suggest, chosen without private data (default: 0.5)",
     )
     command.add_argument("--ledger", type=Path, metavar="FILE", help="adds up all releases from the same private data")
     command.add_argument(
@@ -226,9 +232,8 @@ def add_release(commands: Any) -> None:
 def _release(args: argparse.Namespace) -> None:
     from .release import release
 
-    if args.budget is not None and args.ledger is None:
-        raise ValueError(f"--budget {args.budget:g} needs --ledger, the file that remembers what was spent")
     release(**{name: value for name, value in vars(args).items() if name not in ("command", "function")})
+    print(args.out)
 
 
 def _read(path: Path) -> tuple[Any, Any]:

@@ -79,7 +79,7 @@ def _certificate(record: PrivacyRecord) -> str:
 
 def _composed(record: PrivacyRecord) -> str:
     if not record.also_released:
-        return "no earlier release from the same data"
+        return "no earlier release from the same data on record; what no ledger saw is not counted"
     earlier = ", ".join(f"{e.what} (mu = {_up(e.mu)})" for e in record.also_released)
     epsilon = accounting.gaussian_epsilon(record.total_mu, TIGHT_DELTA)
     return (

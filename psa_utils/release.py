@@ -8,6 +8,7 @@ shape and from public pairs.
 
 import math
 import os
+import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from . import __version__, activations, corpus, estimators, paths, record, rows, safe_noise
+from . import __version__, accounting, activations, corpus, estimators, packing, record, rows, safe_noise
 from . import pairs as private_pairs
 from .estimators import Estimator
 from .ledger import Ledger, Spent
@@ -33,6 +34,8 @@ WINDOW = 5
 FORMAT = "text"
 MULTIPLIER = 0.5
 """Suggested strength, in units of the public mean's norm: what ``make calibrate`` found for the packaged model."""
+PROBE = 2**22
+"""Bytes that must fit on the target's disk: more than the vectors of five layers of any model there is."""
 
 
 def release(
@@ -57,17 +60,20 @@ def release(
             if the ledger's budget does not allow the release.
         OSError: the target cannot be written.
     """
-    given = _read(pairs, delta)
-    _check_target(out)
     name = estimator or estimators.DEFAULT
-    method = estimators.named(name)
+    _check_options(name, epsilon, delta, multiplier, ledger, budget, demonstration)
+    method, given = estimators.named(name), _read(pairs, delta)
+    _check_target(out, ledger)
     lm = load(model, revision=revision)
-    chosen = automatic_layers(len(lm.blocks)) if layers is None else lm.check_layers(sorted(layers))
+    chosen = lm.check_layers(automatic_layers(len(lm.blocks)) if layers is None else sorted(layers))
+    sigma = method.sigma(epsilon, delta, n=given.n, layers=len(chosen))
+    safe_noise.scale(given.n, sigma)  # refuses what could not be drawn
+    packing.rows_of(lm, given.items, FORMAT)  # refuses pairs longer than the context, all at once
     public = Public.of(*corpus.differences(lm, chosen))
     bounded = method.bounded(_private(lm, given, chosen), public)
-    sigma = method.sigma(epsilon, delta, n=given.n, layers=len(chosen))
     mu = method.sensitivity(n=given.n, layers=len(chosen)) / sigma
-    spent = _charge(ledger, given, mu, delta, budget, demonstration, note={"out": out.name, "model": _public_name(lm)})
+    note = {"out": out.name, "model": _public_name(lm)}
+    spent = ledger and Ledger(ledger).charge(given.identities(), mu, delta=delta, budget=budget, note=note)
     noisy = _draw(bounded, method, len(chosen), sigma, demonstration)
     vectors = SteeringVectors(chosen, _at_public_strength(method.finish(noisy.values, sigma, public), public))
     made = _record(
@@ -97,10 +103,33 @@ def automatic_layers(blocks: int) -> tuple[int, ...]:
     return tuple(range(start, min(start + WINDOW, blocks)))
 
 
+def _check_options(
+    estimator: str,
+    epsilon: float,
+    delta: float,
+    multiplier: float | None,
+    ledger: Path | None,
+    budget: float | None,
+    demonstration: int | None,
+) -> None:
+    accounting.mu_for_epsilon(epsilon, delta)  # refuses a bad epsilon or delta
+    if estimators.named(estimator).radius(1) == 0:
+        raise ValueError(f"--estimator {estimator} reads no private data, so it has nothing to release; choose another")
+    if multiplier is not None and not math.isfinite(multiplier):
+        raise ValueError(f"--multiplier {multiplier} is no strength to suggest; give a finite number")
+    if budget is not None and ledger is None:
+        raise ValueError(f"--budget {budget:g} needs --ledger, the file that remembers what was spent")
+    if demonstration is not None and demonstration < 0:
+        raise ValueError(f"--demonstration {demonstration} is no seed; give a whole number of at least 0")
+    if demonstration is not None and ledger is not None:
+        raise ValueError(
+            f"--ledger {ledger} cannot account for --demonstration {demonstration}: seeded noise protects nobody; "
+            "leave one of them out"
+        )
+
+
 def _read(path: Path, delta: float) -> Pairs:
     given = private_pairs.read(path)
-    if given.n < 2:
-        raise ValueError(f"{path} holds {given.n} {given.unit}; a mean over fewer than 2 protects nobody, add more")
     if delta >= 1 / given.n:
         warnings.warn(
             f"delta={delta:g} is not below 1/n={1 / given.n:.3g}: such a delta permits a mechanism that publishes one "
@@ -110,15 +139,22 @@ def _read(path: Path, delta: float) -> Pairs:
     return given
 
 
-def _check_target(out: Path) -> None:
-    """Find out now, not after hours of work and a charge, that the target cannot be written."""
-    if out.is_dir():
-        raise IsADirectoryError(f"--out {out} is a folder; give the name of a file")
+def _check_target(out: Path, ledger: Path | None) -> None:
+    """Find out now, not after a charge, that the target cannot be written. Leaves nothing behind, even if killed."""
     if out.suffix != ".safetensors":
         raise ValueError(f"--out {out} must end in .safetensors, the format that carries the privacy record")
-    with paths.atomic(out.with_name(f".{out.name}.probe")) as temporary:
-        temporary.write_bytes(os.urandom(1 << 16))
-    out.with_name(f".{out.name}.probe").unlink()
+    if ledger is not None and out.resolve() == ledger.resolve():
+        raise ValueError(f"--out {out} is the ledger itself; choose another name")
+    try:
+        if out.is_dir():
+            raise IsADirectoryError("it is a folder; give the name of a file")
+        out.with_name(f".12345678{out.name}").exists()  # refuses a name too long for the temporary file's
+        folder = next(parent for parent in out.absolute().parents if parent.exists())
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(os.urandom(PROBE))
+            probe.flush()
+    except OSError as error:
+        raise OSError(f"cannot write --out {out} ({error}); nothing was charged, choose another place") from error
 
 
 def _private(lm: LM, given: Pairs, layers: Sequence[int]) -> np.ndarray:
@@ -131,25 +167,6 @@ def _private(lm: LM, given: Pairs, layers: Sequence[int]) -> np.ndarray:
     items = tqdm(given.items, desc="private pairs", disable=None, leave=False)
     found = [activations.differences(lm, [item], layers=layers, fmt=FORMAT, finite=False) for item in items]
     return private_pairs.per_unit(np.concatenate(found), given.units)
-
-
-def _charge(
-    path: Path | None,
-    given: Pairs,
-    mu: float,
-    delta: float,
-    budget: float | None,
-    demonstration: int | None,
-    note: dict[str, Any],
-) -> Spent | None:
-    if path is None:
-        return None
-    if demonstration is not None:
-        raise ValueError(
-            f"--ledger {path} cannot account for --demonstration {demonstration}: seeded noise protects nobody; "
-            "leave one of them out"
-        )
-    return Ledger(path).charge(given.identities(), mu, delta=delta, budget=budget, note=note)
 
 
 def _draw(bounded: np.ndarray, method: Estimator, layers: int, sigma: float, demonstration: int | None) -> Released:
@@ -214,7 +231,7 @@ def _clip(method: Estimator, public: Public) -> tuple[tuple[float, ...] | None, 
 
 def _public_name(lm: LM) -> str:
     """Name of the model without the folders that lead to it on this machine."""
-    return Path(lm.name).name if Path(lm.name).exists() else lm.name
+    return Path(lm.name).resolve().name if Path(lm.name).exists() else lm.name
 
 
 def _earlier(spent: Spent | None, mu: float) -> tuple[Earlier, ...]:

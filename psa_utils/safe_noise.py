@@ -73,8 +73,8 @@ def release_mean(rows: np.ndarray, *, sigma: float) -> Released:
     >>> zero.values.shape, round(zero.mu, 6), round(zero.rho, 6), zero.seeded
     ((5, 8), 0.223607, 0.025, False)
     """
-    sums, scale = _sums(rows), _scale(rows, sigma)
-    noisy = np.array(_measurement(scale)(sums.ravel().tolist()), np.int64)
+    sums, s = _sums(rows), scale(len(rows), sigma)
+    noisy = np.array(_measurement(s)(sums.ravel().tolist()), np.int64)
     return _released(noisy, rows, sigma, f"OpenDP {version('opendp')} discrete Gaussian, OS entropy", seeded=False)
 
 
@@ -85,8 +85,8 @@ def demonstration_mean(rows: np.ndarray, *, sigma: float, rng: np.random.Generat
     >>> np.array_equal(draws[0].values, draws[1].values), draws[0].seeded
     (True, True)
     """
-    sums, scale = _sums(rows), _scale(rows, sigma)
-    noisy = sums.ravel() + np.rint(scale * rng.standard_normal(sums.size)).astype(np.int64)
+    sums, s = _sums(rows), scale(len(rows), sigma)
+    noisy = sums.ravel() + np.rint(s * rng.standard_normal(sums.size)).astype(np.int64)
     return _released(noisy, rows, sigma, "NumPy rounded Gaussian, seeded: a demonstration, not private", seeded=True)
 
 
@@ -106,6 +106,27 @@ def integer_rows(rows: np.ndarray) -> np.ndarray:
     x = x / np.maximum(1.0, np.abs(x).max(axis=-1, keepdims=True))  # first, so that no square overflows
     x = x / np.maximum(1.0, np.linalg.norm(x, axis=-1, keepdims=True))
     return _shorten(np.trunc(x * GRID).astype(np.int64))
+
+
+def scale(n: int, sigma: float) -> float:
+    """Noise scale s = sigma n GRID on the integer sums; ask before a ledger is charged whether it can be drawn.
+
+    Raises:
+        ValueError: n sigma outside the range in which the accounting holds.
+
+    >>> scale(100, 0.5) == 50 * GRID
+    True
+    """
+    if not (sigma > 0 and math.isfinite(sigma)):
+        raise ValueError(f"sigma={sigma} must be positive and finite; a release without noise is not private")
+    s = sigma * n * GRID
+    if not SMALLEST_SCALE <= s <= LARGEST_SCALE:
+        raise ValueError(
+            f"sigma={sigma} with n={n} gives n sigma = {sigma * n:.3g}; it must lie between "
+            f"{SMALLEST_SCALE / GRID:.3g} (mu = {2 * GRID / SMALLEST_SCALE:.0f} a layer protects nobody) and "
+            f"{LARGEST_SCALE / GRID:.3g}; choose sigma by accounting.sigma_for_epsilon"
+        )
+    return s
 
 
 def sensitivity(layers: int) -> float:
@@ -135,24 +156,11 @@ def _sums(rows: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _scale(rows: np.ndarray, sigma: float) -> float:
-    if not (sigma > 0 and math.isfinite(sigma)):
-        raise ValueError(f"sigma={sigma} must be positive and finite; a release without noise is not private")
-    scale = sigma * len(rows) * GRID
-    if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
-        raise ValueError(
-            f"sigma={sigma} with n={len(rows)} gives n sigma = {sigma * len(rows):.3g}; it must lie between "
-            f"{SMALLEST_SCALE / GRID:.3g} (mu = {2 * GRID / SMALLEST_SCALE:.0f} a layer protects nobody) and "
-            f"{LARGEST_SCALE / GRID:.3g}; choose sigma by accounting.sigma_for_epsilon"
-        )
-    return scale
-
-
 def _released(noisy: np.ndarray, rows: np.ndarray, sigma: float, sampler: str, *, seeded: bool) -> Released:
     n, layers, width = rows.shape
     return Released(
         values=noisy.reshape(layers, width) / (n * GRID),
-        rho=_measurement(_scale(rows, sigma)).map(sensitivity(layers)),
+        rho=_measurement(scale(n, sigma)).map(sensitivity(layers)),
         mu=accounting.gdp_mu(n=n, sigma=sigma, layers=layers),
         sampler=sampler,
         seeded=seeded,

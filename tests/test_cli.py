@@ -1,6 +1,5 @@
 """The command ``psa``: what it prints, what it refuses, what it leaves on disk."""
 
-import argparse
 import errno
 import io
 import json
@@ -9,8 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import papermill
@@ -18,7 +17,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from psa_utils import chat, cli, describe, export, models, run, steering
+from psa_utils import chat, cli, describe, export, models, release, run, steering
 from psa_utils.record import Model
 from psa_utils.vectors import RECORD, SteeringVectors
 from tests.releases import WIDTH, example, values_of, vectors_of
@@ -160,7 +159,7 @@ def test_columns_hold_every_word_within_the_width():
     assert " ".join(b for _, b in columns).split() == right.split()
 
 
-COMMANDS = ("inspect", "export", "chat", "run")
+COMMANDS = ("release", "inspect", "export", "chat", "run")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -377,35 +376,26 @@ def test_a_cell_that_fails_is_shown_without_our_own_traceback(monkeypatch, tmp_p
     refused(["run", "03_eval"], 1, "Exception encountered", tmp_path, capsys)
 
 
-# release: its parser stands; the subcommand joins `parser()` together with psa_utils/release.py
+# release: its options; what it does with them is in test_release.py
 
 RELEASE = ["release", "--model", "m", "--pairs", "p.jsonl", "--epsilon", "1", "--out", "v.safetensors"]
 
 
-@pytest.fixture
-def release_parser():
-    top = argparse.ArgumentParser(prog="psa")
-    cli.add_release(top.add_subparsers(dest="command"))
-    return top
-
-
-def test_release_hands_every_option_over(release_parser, monkeypatch):
-    module, calls = ModuleType("psa_utils.release"), []
-    module.release = lambda **options: calls.append(options)
-    monkeypatch.setitem(sys.modules, "psa_utils.release", module)
+def test_release_hands_every_option_over_and_prints_where(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(release, "release", lambda **options: calls.append(options))
     more = (
-        "--revision abc --delta 1e-6 --layers 13,11 --estimator shared --format letter --multiplier 0.5 "
+        "--revision abc --delta 1e-6 --layers 13,11 --estimator shared --multiplier -0.5 "
         "--ledger l --budget 3 --demonstration 7"
     )
-    for argv in (RELEASE, [*RELEASE, *more.split()]):
-        args = release_parser.parse_args(argv)
-        args.function(args)
+    assert psa(*RELEASE) == psa(*RELEASE, *more.split()) == 0
+    assert capsys.readouterr().out == "v.safetensors\n" * 2
     plain = {"model": "m", "pairs": Path("p.jsonl"), "epsilon": 1.0, "out": Path("v.safetensors"), "delta": 1e-5}
     unset = dict.fromkeys(["revision", "layers", "estimator", "multiplier", "ledger", "budget", "demonstration"])
-    assert calls[0] == {**plain, **unset, "format": "text"}
+    assert calls[0] == {**plain, **unset}
     assert calls[1] == {
-        **plain, "revision": "abc", "delta": 1e-6, "layers": (11, 13), "estimator": "shared", "format": "letter",
-        "multiplier": 0.5, "ledger": Path("l"), "budget": 3.0, "demonstration": 7,
+        **plain, "revision": "abc", "delta": 1e-6, "layers": (11, 13), "estimator": "shared", "multiplier": -0.5,
+        "ledger": Path("l"), "budget": 3.0, "demonstration": 7,
     }  # fmt: skip
 
 
@@ -415,27 +405,20 @@ def test_release_hands_every_option_over(release_parser, monkeypatch):
         ("--epsilon", "0"), ("--epsilon", "-1"), ("--epsilon", "inf"), ("--epsilon", "e"),
         ("--delta", "0"), ("--delta", "1"), ("--delta", "nan"),
         ("--layers", ""), ("--layers", "1,1"), ("--layers", "-1"), ("--layers", "1;2"),
-        ("--budget", "0"), ("--format", "essay"), ("--demonstration", "yes"), ("--multiplier", "inf"),
+        ("--budget", "0"), ("--demonstration", "yes"), ("--multiplier", "inf"),
     ],
 )  # fmt: skip
-def test_impossible_release_options(release_parser, option, value, capsys):
-    with pytest.raises(SystemExit) as stop:
-        release_parser.parse_args([*RELEASE, f"{option}={value}"])
-    assert stop.value.code == 2
-    assert f"argument {option}: " in capsys.readouterr().err
+def test_impossible_release_options(option, value, tmp_path, capsys):
+    refused([*RELEASE, f"{option}={value}"], 2, f"argument {option}: ", tmp_path, capsys)
 
 
 @pytest.mark.parametrize("option", ["--model", "--pairs", "--epsilon", "--out"])
-def test_release_needs(release_parser, option, capsys):
+def test_release_needs(option, tmp_path, capsys):
     at = RELEASE.index(option)
-    with pytest.raises(SystemExit):
-        release_parser.parse_args(RELEASE[:at] + RELEASE[at + 2 :])
-    assert f"required: {option}" in capsys.readouterr().err
+    refused(RELEASE[:at] + RELEASE[at + 2 :], 2, f"required: {option}", tmp_path, capsys)
 
 
-def test_a_budget_needs_a_ledger(release_parser, monkeypatch):
-    monkeypatch.setitem(sys.modules, "psa_utils.release", ModuleType("psa_utils.release"))
-    sys.modules["psa_utils.release"].release = None
-    args = release_parser.parse_args([*RELEASE, "--budget", "3"])
-    with pytest.raises(ValueError, match="--budget 3 needs --ledger"):
-        args.function(args)
+def test_a_warning_is_one_line_without_the_source(monkeypatch, capsys):
+    monkeypatch.setattr(release, "release", lambda **_: warnings.warn("delta is large", stacklevel=1))
+    assert psa(*RELEASE) == 0
+    assert capsys.readouterr().err == "psa release: warning: delta is large\n"
