@@ -250,8 +250,8 @@ def test_estimators_figure_has_a_line_per_estimator_from_worst_to_best_behaviour
     means = cosines.groupby(["estimator", "epsilon", "behaviour"]).cosine.mean().unstack()
     for name, bars in zip(plots.SHOWN, ax.containers, strict=True):
         line, _, (stems,) = bars
-        np.testing.assert_allclose(line.get_ydata(), means.loc[name].mean(axis=1))
-        np.testing.assert_allclose(line.get_xdata(), [0.5, 1.0], rtol=0.1)
+        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), means.loc[name].mean(axis=1))
+        np.testing.assert_allclose(np.asarray(line.get_xdata(), float), [0.5, 1.0], rtol=0.1)
         ends = np.array([segment[:, 1] for segment in stems.get_segments()])
         own = means.loc[name].to_numpy()
         np.testing.assert_allclose(ends.astype(float), np.stack([own.min(axis=1), own.max(axis=1)], axis=1))
