@@ -414,6 +414,7 @@ def test_python_callers_are_refused_as_early(folder, once, changes, message):
     assert made(folder) == []
 
 
+@pytest.mark.filterwarnings("always::UserWarning")
 def test_a_delta_that_publishes_somebody_is_warned_of_and_released(folder, once, capsys):
     assert run(folder, "--delta", "0.2") == 0
     out, err = capsys.readouterr()

@@ -105,8 +105,10 @@ def test_too_long_items_name_their_file_all_at_once(profile, lm, monkeypatch):
 def test_one_tidy_row_per_item_method_multiplier_and_seed(profile, scored):
     keys = ["behaviour", "format", "item", "method", "recipe", "multiplier", "noise_seed"]
     assert not scored.duplicated(keys).any()
-    per_item = 1 + 2 * 2 * (2 + profile.noise_seeds)
+    per_item = 1 + (2 + profile.noise_seeds) + 2 * (2 + profile.few_seeds)
     assert len(scored) == 2 * 2 * 4 * per_item
+    assert (scored[scored.recipe == "paper"].multiplier > 0).all(), "the other recipe is added only"
+    assert set(scored[scored.recipe == "matched"].multiplier > 0) == {True, False}
     assert set(scored[scored.method == "zero-shot"].recipe) == {"none"}
     assert set(scored[scored.method != "zero-shot"].recipe) == {"matched", "paper"}
 

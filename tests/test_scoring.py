@@ -34,7 +34,7 @@ def keep(smoke, items, variants, path):
     return scoring.scored(smoke.profile, smoke.lm, items, variants, "text", path)
 
 
-@pytest.mark.parametrize(("recipe", "sign"), [("matched", 1), ("paper", -1)])
+@pytest.mark.parametrize(("recipe", "sign"), [("matched", 1), ("matched", -1), ("paper", 1)])
 def test_alignment_is_the_plain_path_under_every_saved_vector(smoke, items, recipe, sign):
     ours = scoring.alignment(smoke.profile, smoke.lm, "refusal", "text")
     vector = stages.load_vectors(smoke.profile, "refusal", "text", recipe=recipe)[-1]
