@@ -55,15 +55,14 @@ class Target:
     def white_box(self, *, n: int, sigma: float, copies: int = 1) -> pd.DataFrame:
         """The strongest attack on PSA: the worst neighbours, all vectors seen."""
         trials = self.profile.white_trials
-        seed = seeding.derive_seed(self.seed, "white box", self.behaviour)  # every behaviour's audit is its own
-        worlds = audit.worst_case(self.raw.private[:n], clip=self.raw.clip, seed=seed, copies=copies)
+        worlds = audit.worst_case(self.raw.private[:n], clip=self.raw.clip, seed=self.seed, copies=copies)
         name = f"white-{self.behaviour}-{n}-{sigma:g}-{copies}"
         return audit.white_box(
             audit.psa_draws(clip=self.raw.clip, sigma=sigma),
             worlds,
             trials=trials,
             calibration=max(100, trials // 10),
-            seed=seed,
+            seed=self.seed,
             path=paths.results(self.profile.name, STAGE) / f"{name}.csv",
             key=f"{name} {sigma} {self.raw.clip.tolist()}",
         )
