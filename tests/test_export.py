@@ -39,12 +39,14 @@ def written(vectors, to, folder):
 def peer(name: str, monkeypatch) -> ModuleType:
     """Import a library from the environment or from ``build/peers``."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(PEERS)])
-    if name == "repeng":
-        # repeng 0.4.0 needs both at import and uses them only to train: NumPy 2 has no float_, we no scikit-learn.
-        monkeypatch.setattr(np, "float_", np.float64, raising=False)
-        monkeypatch.setitem(sys.modules, "sklearn", ModuleType("sklearn"))
-        monkeypatch.setitem(sys.modules, "sklearn.decomposition", ModuleType("sklearn.decomposition"))
-        sys.modules["sklearn.decomposition"].PCA = None
+    # Both need scikit-learn, repeng 0.4.0 also NumPy 1's float_, at import; they use them only to train.
+    monkeypatch.setattr(np, "float_", np.float64, raising=False)
+    stubs = {"sklearn": (), "sklearn.decomposition": ("PCA",)}
+    stubs["sklearn.linear_model"] = ("LinearRegression", "LogisticRegression")
+    for module, names in stubs.items():
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        for unused in names:
+            setattr(sys.modules[module], unused, None)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
