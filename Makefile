@@ -57,7 +57,7 @@ bench: peers      ## speed against the published way of working (needs CAA; a qu
 	PYTHONPATH=build/peers $(PYTHON) -m tests.benchmarks.bench_engines --json build/bench_engines.json
 peers: $(ENV)     ## other libraries that tests and bench compare with, without their dependencies, into build/peers
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/peers \
-	  steering-vectors==0.12.2 repeng==0.4.0 scikit-learn==1.9.1 joblib threadpoolctl narwhals
+	  steering-vectors==0.12.2 repeng==0.4.0 scikit-learn==1.9.1 joblib cloudpickle threadpoolctl narwhals
 lock:             ## resolve pyproject.toml afresh into requirements.lock (torch stays: edit its line to move it)
 	rm -rf build/lock && python3.11 -m venv build/lock && grep '^torch==' requirements.lock > build/lock/torch
 	build/lock/bin/python -m pip install -q 'setuptools>=77' -r build/lock/torch
