@@ -46,7 +46,8 @@ def peer(name: str, monkeypatch) -> ModuleType:
     for module, names in stubs.items():
         monkeypatch.setitem(sys.modules, module, ModuleType(module))
         for unused in names:
-            setattr(sys.modules[module], unused, lambda **_: None)  # called for a default argument
+            # A class that can be made: they stand in annotations and default arguments.
+            setattr(sys.modules[module], unused, type(unused, (), {"__init__": lambda self, *_, **__: None}))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
