@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from . import calibrate, evaluate, mechanism, paths, scoring, seeding, stages, steering, store
+from . import calibrate, evaluate, mechanism, paths, scoring, stages, steering, store
 from .config import RECIPES, Profile
 from .models import LM
 from .scoring import NO_SEED, Variant
@@ -68,7 +68,7 @@ class Sweeps:
         """One variant per noise draw; just one without noise."""
         signal = mechanism.clipped_mean(self.raw.private, clip=bound)
         for noise_seed in range(self.profile.few_seeds) if sigma > 0 else (NO_SEED,):
-            rng = seeding.rng(self.seed, "psa", self.profile.data, self.behaviour, self.fmt, noise_seed)
+            rng = stages.noise_of(self.profile, self.seed, self.behaviour, self.fmt, noise_seed)
             values = signal + sigma * rng.standard_normal(signal.shape)
             yield self._variant(values, "PSA", recipe, noise_seed, sigma=sigma, **labels)
 
@@ -158,7 +158,7 @@ def fluency(lm: LM, sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> p
         model=lm.revision,
         dtype=sweeps.profile.dtype,
         text=text,
-        variants=[(v.vector.digest(), v.multiplier, dict(v.labels)) for v in variants],
+        variants=[v.content() for v in variants],
         code=store.code_of(*scoring.CODE),
     )
     path = paths.results(sweeps.profile.name, STAGE) / f"{name}-fluency-{sweeps.behaviour}.csv"

@@ -1,12 +1,12 @@
 """Answers to prompts without choices, zero-shot and steered (Tables 3, 4 and 21), sampled in batches and kept."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
 from tqdm import tqdm
 
-from . import data, generate, paths, quality, scoring, seeding, stages, store
+from . import data, generate, paths, quality, scoring, seeding, store
 from .config import Profile
 from .judge import Judge
 from .models import LM
@@ -22,14 +22,13 @@ def answers(profile: Profile, lm: LM, behaviour: str, seed: int) -> pd.DataFrame
 
     Of PSA the first ``few_seeds`` noise draws. Columns: the variant's labels, ``item``, ``question``, ``answer``.
     """
-    fmt = profile.formats[0]
     prompts = data.load_open_ended(profile.data, behaviour)[: profile.n_open]
-    variants = [scoring.zero_shot(behaviour=behaviour), *_steered(profile, behaviour, fmt)]
+    variants = [scoring.zero_shot(behaviour=behaviour), *scoring.both_signs(profile, behaviour)]
     key = store.key_of(
         model=lm.revision,
         dtype=profile.dtype,
         prompts=[prompt.question for prompt in prompts],
-        variants=[(v.vector and v.vector.digest(), v.multiplier, dict(v.labels)) for v in variants],
+        variants=[v.content() for v in variants],
         sampling=(profile.temperature, profile.answer_tokens, seed, ROWS),
         template=profile.template,
         code=store.code_of(*CODE),
@@ -42,12 +41,6 @@ def answers(profile: Profile, lm: LM, behaviour: str, seed: int) -> pd.DataFrame
         lambda: _sample(profile, lm, questions, variants, behaviour, seed),
         texts=("question", "answer"),
     )
-
-
-def _steered(profile: Profile, behaviour: str, fmt: str) -> Iterator[Variant]:
-    for vector in scoring.few(profile, stages.load_vectors(profile, behaviour, fmt, recipe=profile.recipe)):
-        for sign in (1, -1):
-            yield scoring.of_vector(vector, sign * profile.multiplier, behaviour=behaviour)
 
 
 def _sample(

@@ -25,7 +25,7 @@ from .estimators import Estimator
 from .ledger import Ledger, Spent
 from .models import LM, load
 from .pairs import Pairs
-from .public import Public
+from .public import Public, unit
 from .record import Certificate, Earlier, Model, PrivacyRecord
 from .safe_noise import Released
 from .vectors import SteeringVectors
@@ -181,8 +181,7 @@ def _draw(bounded: np.ndarray, method: Estimator, layers: int, sigma: float, dem
 
 def _at_public_strength(values: np.ndarray, public: Public) -> np.ndarray:
     """Vectors (k, d) at the norm of the public mean; one that shrinkage left at zero stays zero."""
-    norms = np.linalg.norm(values, axis=1, keepdims=True)
-    return np.divide(values, norms, out=np.zeros_like(values), where=norms > 0) * public.strength[:, None]
+    return unit(values) * public.strength[:, None]
 
 
 def _record(

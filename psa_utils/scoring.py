@@ -25,6 +25,10 @@ class Variant:
     multiplier: float = 0.0
     labels: Mapping[str, Any] = field(default_factory=dict)
 
+    def content(self) -> tuple[str | None, float, dict[str, Any]]:
+        """What a result under this variant depends on, for its key."""
+        return self.vector and self.vector.digest(), self.multiplier, dict(self.labels)
+
 
 def scored(
     profile: Profile, lm: LM, items: Sequence[data.Item], variants: Sequence[Variant], fmt: str, path: Path
@@ -37,7 +41,7 @@ def scored(
         model=lm.revision,
         dtype=profile.dtype,
         items=data.digest(items),
-        variants=[(v.vector and v.vector.digest(), v.multiplier, dict(v.labels)) for v in variants],
+        variants=[v.content() for v in variants],
         fmt=fmt,
         template=profile.template,
         code=store.code_of(*CODE),
@@ -101,16 +105,18 @@ def knowledge_kept(profile: Profile, lm: LM, name: str, seed: int) -> pd.DataFra
     """
     fmt = profile.formats[0]
     questions = knowledge.askable(knowledge.load(name, limit=profile.n_knowledge, seed=seed), fmt)
-    variants = [zero_shot(behaviour="none", set=name), *_for_knowledge(profile, name, fmt)]
+    steered = (v for behaviour in profile.behaviours for v in both_signs(profile, behaviour, set=name))
+    variants = [zero_shot(behaviour="none", set=name), *steered]
     path = paths.results(profile.name, "03_eval") / f"{name}.csv"
     return scored(profile, lm, questions, variants, fmt, path)
 
 
-def _for_knowledge(profile: Profile, name: str, fmt: str) -> Iterator[Variant]:
-    for behaviour in profile.behaviours:
-        for vector in few(profile, stages.load_vectors(profile, behaviour, fmt, recipe=profile.recipe)):
-            for sign in (1, -1):
-                yield of_vector(vector, sign * profile.multiplier, behaviour=behaviour, set=name)
+def both_signs(profile: Profile, behaviour: str, **labels: Any) -> Iterator[Variant]:
+    """The main recipe's vectors of a behaviour in the main format, with few noise draws, added and subtracted."""
+    vectors = stages.load_vectors(profile, behaviour, profile.formats[0], recipe=profile.recipe)
+    for vector in few(profile, vectors):
+        for sign in (1, -1):
+            yield of_vector(vector, sign * profile.multiplier, behaviour=behaviour, **labels)
 
 
 def few(profile: Profile, vectors: Sequence[SteeringVectors]) -> list[SteeringVectors]:

@@ -124,8 +124,13 @@ def _read_differences(profile: Profile, behaviour: str, split: str, fmt: str) ->
 
 def draw(profile: Profile, seed: int, behaviour: str, raw: Extracted, fmt: str, noise_seed: int) -> np.ndarray:
     """PSA vectors (k, d) of one noise seed, before any rescaling: a seeded demonstration, not a release."""
-    rng = seeding.rng(seed, "psa", profile.data, behaviour, fmt, noise_seed)
+    rng = noise_of(profile, seed, behaviour, fmt, noise_seed)
     return mechanism.psa(raw.private, clip=raw.clip, sigma=profile.sigma, rng=rng)
+
+
+def noise_of(profile: Profile, seed: int, behaviour: str, fmt: str, noise_seed: int) -> np.random.Generator:
+    """Generator of one noise draw, the same for every sigma and clip, so that sweeps differ in nothing else."""
+    return seeding.rng(seed, "psa", profile.data, behaviour, fmt, noise_seed)
 
 
 def vectors(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from psa_utils import data, generate, open_ended, quality, stages, steering
+from psa_utils import data, generate, open_ended, quality, scoring, stages, steering
 
 KEYS = ["method", "recipe", "multiplier", "noise_seed"]
 
@@ -81,7 +81,7 @@ def test_finished_answers_are_read_back_until_something_changes(smoke, written, 
 def test_texts_survive_being_kept(smoke, monkeypatch, tmp_path, texts):
     """A CSV reader's idea of missing values, numbers and line ends is not what a model meant."""
     monkeypatch.setenv("PSA_OUT", str(tmp_path))
-    monkeypatch.setattr(open_ended, "_steered", lambda *_: [])
+    monkeypatch.setattr(scoring, "both_signs", lambda *_, **__: [])
     monkeypatch.setattr(type(smoke.lm.tokenizer), "decode", lambda _self, tokens, **_: texts[tokens[0]])
     monkeypatch.setattr(generate, "sample", lambda _lm, prompts, *_, **__: [[[i]] for i in range(len(prompts))])
     profile = dataclasses.replace(smoke.profile, n_open=5)
