@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import audit, bounds
-from .plotting import COLUMN, MARKERS, PALETTE, theme
+from .plotting import COLUMN, PALETTE, theme
 
 ADVERSARIES = {"white box": "#009E73", "grey box": "#CC79A7", "black box": "#E69F00"}
 
@@ -60,27 +60,48 @@ def _roc(ax: Axes, trials: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def canaries(rows: pd.DataFrame) -> Figure:
-    """Draw how well attackers guess against the number of records: share of right guesses, one line per setting.
+    """Draw how well attackers tell the worlds apart against the number of records: area under the ROC curve.
 
-    ``rows`` are lines of Table 7 with ``adversary``, ``method``, ``n``, ``multiplier``, ``fpr`` and ``fnr``.
+    ``rows`` are lines of Table 7 with ``adversary``, ``method``, ``n``, ``multiplier``, ``auc`` and its interval.
     """
     theme()
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.6), layout="constrained", sharey=True)
-    chosen = rows[rows.copies == 1].assign(right=1 - (rows.fpr + rows.fnr) / 2)
+    chosen = rows[rows.copies == 1]
     grey = chosen[(chosen.adversary == "grey box") & (chosen.method == "Mean")]
-    for (multiplier, part), style in zip(grey.groupby("multiplier"), ("-", "--", ":"), strict=False):
-        part = part.sort_values("n")
-        label = f"multiplier {multiplier:g}"
-        axes[0].plot(part.n, part.right, MARKERS["Mean"], ls=style, color=PALETTE["Mean"], ms=4.5, lw=1, label=label)
+    for i, (multiplier, part) in enumerate(grey.groupby("multiplier")):
+        style = {"color": PALETTE["Mean"], "marker": "o^s"[i % 3], "ls": ("-", "--", ":")[i % 3]}
+        _areas(axes[0], part, label=f"multiplier {multiplier:g}", shift=SPREAD ** (i - 1), **style)
     axes[0].set_title("grey box on the non-private mean")
-    for adversary, part in chosen[chosen.method == "PSA"].groupby("adversary"):
-        part = part.sort_values("n")
-        style = {"color": ADVERSARIES[adversary], "marker": MARKERS["PSA"], "ms": 4.5, "lw": 1}
-        axes[1].plot(part.n, part.right, label=adversary, **style)
+    private = chosen[chosen.method == "PSA"]
+    _allowed_areas(axes[1], private)
+    for i, (adversary, marker) in enumerate(zip(ADVERSARIES, "Dov", strict=True)):
+        part = private[private.adversary == adversary]
+        style = {"color": ADVERSARIES[adversary], "marker": marker, "ls": "none"}
+        _areas(axes[1], part, label=adversary, shift=SPREAD ** (i - 1), **style)
     axes[1].set_title("all attackers on PSA")
     for ax in axes:
         ax.axhline(0.5, color="0.7", lw=0.8, ls=":")
-        ax.set(xscale="log", xlabel="private records $n$", ylim=(0.4, 1.02))
+        ax.set(xscale="log", xlabel="private records $n$", ylim=(0.2, 1.02))
+        ax.set_xticks(sorted(set(chosen.n)), labels=sorted(set(chosen.n)), minor=False)
+        ax.minorticks_off()
         ax.legend(loc="lower left")
-    axes[0].set_ylabel("share of right guesses")
+    axes[0].set_ylabel("area under the ROC curve")
     return figure
+
+
+SPREAD = 1.12
+"""Factor between the places of attackers with the same n, so that their bars stand side by side."""
+
+
+def _areas(ax: Axes, rows: pd.DataFrame, *, label: str, shift: float, **style: object) -> None:
+    part = rows.sort_values("n")
+    bars = [part.auc - part.auc_low, part.auc_high - part.auc]
+    ax.errorbar(part.n * shift, part.auc, yerr=bars, label=label, ms=4, lw=1, capsize=2, **style)
+
+
+def _allowed_areas(ax: Axes, rows: pd.DataFrame) -> None:
+    """The guarantee as a curve over n; mu n is the same for every n."""
+    n = np.geomspace(rows.n.min(), rows.n.max(), 100)
+    allowed = [bounds.allowed_auc(mu) for mu in (rows.n * rows.mu_claim).mean() / n]
+    ax.plot(n, allowed, color="black", lw=1.2, label="largest that DP allows")
+    ax.fill_between(n, allowed, 1.02, color="0.93", lw=0)

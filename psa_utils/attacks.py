@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from . import accounting, audit, bounds, canaries, games, mechanism, paths, seeding
+from . import accounting, audit, bounds, canaries, games, mechanism, paths, seeding, store
 from .audit import Release
 from .canaries import Canary
 from .config import Profile
@@ -55,14 +55,16 @@ class Target:
     def white_box(self, *, n: int, sigma: float, copies: int = 1) -> pd.DataFrame:
         """The strongest attack on PSA: the worst neighbours, all vectors seen."""
         trials = self.profile.white_trials
-        worlds = audit.worst_case(self.raw.private[:n], clip=self.raw.clip, seed=self.seed, copies=copies)
+        # Behaviours would share one noise draw otherwise, and their audits would all be lucky or unlucky together.
+        seed = seeding.derive_seed(self.seed, "white box", self.behaviour)
+        worlds = audit.worst_case(self.raw.private[:n], clip=self.raw.clip, seed=seed, copies=copies)
         name = f"white-{self.behaviour}-{n}-{sigma:g}-{copies}"
         return audit.white_box(
             audit.psa_draws(clip=self.raw.clip, sigma=sigma),
             worlds,
             trials=trials,
             calibration=max(100, trials // 10),
-            seed=self.seed,
+            seed=seed,
             path=paths.results(self.profile.name, STAGE) / f"{name}.csv",
             key=f"{name} {sigma} {self.raw.clip.tolist()}",
         )
@@ -83,7 +85,8 @@ class Target:
         return {"trials": trials, "calibration": max(20, trials // 5), "path": path, "key": self._setting(name)}
 
     def _setting(self, name: str) -> str:
-        return f"{name} {self.profile.sigma} {self.raw.clip.tolist()} {self.raw.strength.tolist()}"
+        code = store.code_of("attacks")
+        return f"{name} {self.profile.sigma} {self.raw.clip.tolist()} {self.raw.strength.tolist()} {code}"
 
     def _attack(self, method: str, n: int, multiplier: float) -> games.Attack:
         return games.Attack(
@@ -146,11 +149,15 @@ def numbers(trials: pd.DataFrame, *, mu: float, delta: float, copies: int = 1) -
     """Error rates, what they suggest, what they prove, and the claim ``mu``."""
     verdict = audit.judge(trials, delta=delta, copies=copies)
     fpr, fnr = verdict.rates.fpr, verdict.rates.fnr
+    auc, auc_low, auc_high = bounds.auc(audit.scores_of(trials))
     return {
         "trials": verdict.rates.negatives + verdict.rates.positives,
         "copies": copies,
         "fpr": fpr,
         "fnr": fnr,
+        "auc": auc,
+        "auc_low": auc_low,
+        "auc_high": auc_high,
         "epsilon_paper_formula": bounds.paper_epsilon(fpr, fnr),
         "epsilon_counts": verdict.epsilon_counts,
         "epsilon_gdp": verdict.epsilon_gdp,

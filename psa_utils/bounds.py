@@ -194,6 +194,37 @@ def allowed_tpr(fpr: np.ndarray | float, mu: float) -> np.ndarray:
     return ndtr(ndtri(fpr) + mu)
 
 
+def allowed_auc(mu: float) -> float:
+    """Largest area under the ROC curve that a mu-GDP release allows: Phi(mu / sqrt 2), that of :func:`allowed_tpr`.
+
+    >>> round(allowed_auc(1.0), 3), round(float(np.trapezoid(allowed_tpr(np.linspace(0, 1, 100_001), 1.0), dx=1e-5)), 3)
+    (0.76, 0.76)
+    """
+    return float(ndtr(mu / math.sqrt(2)))
+
+
+def auc(scores: Scores, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """Area under the ROC curve, ties counted half, with DeLong's interval (DeLong et al. 1988).
+
+    It needs no threshold, so attackers can be compared by it; it is no bound of mu.
+
+    >>> auc(Scores(np.array([0.0, 1.0]), np.array([2.0, 3.0])))
+    (1.0, 1.0, 1.0)
+    """
+    negative, positive = (np.sort(part) for part in (scores.negative, scores.positive))
+    # How much of the other world each score beats: its variance over scores is the variance of the area.
+    wins = 1 - _share_below(positive, negative), _share_below(negative, positive)
+    area = float(wins[1].mean())
+    error = math.sqrt(sum(part.var(ddof=1) / len(part) for part in wins))
+    half = float(ndtri((1 + confidence) / 2)) * error
+    return area, max(0.0, area - half), min(1.0, area + half)
+
+
+def _share_below(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Share of sorted ``values`` (m,) below each of ``at`` (T,), equal ones counted half."""
+    return sum(np.searchsorted(values, at, side=side) for side in ("left", "right")) / (2 * len(values))
+
+
 @dataclass(frozen=True, eq=False)
 class Roc:
     """TPR (GRID + 1,) at evenly spaced FPR, with a band that holds for the whole curve at once."""

@@ -339,12 +339,13 @@ def test_tradeoff_draws_roc_curves_under_the_allowed_one_and_returns_what_it_dra
     plt.close(figure)
 
 
-def test_canary_figure_shows_right_guesses_of_single_canaries():
+def test_canary_figure_shows_the_areas_of_single_canaries_below_what_dp_allows():
     settings = [("grey box", "Mean", n, m) for m in (1.0, 2.0) for n in (32, 8)]
     settings += [("white box", "PSA", n, 1.0) for n in (32, 8)] + [("black box", "PSA", 32, 1.0)]
     rows = pd.DataFrame(settings, columns=["adversary", "method", "n", "multiplier"])
-    rows = rows.assign(fpr=np.linspace(0, 0.4, len(rows)), fnr=0.2, copies=1)
-    group = rows.iloc[[4]].assign(copies=13, fnr=0.9)
+    rows = rows.assign(auc=np.linspace(0.5, 0.9, len(rows)), copies=1, mu_claim=8.0 / rows.n)
+    rows = rows.assign(auc_low=rows.auc - 0.1, auc_high=rows.auc + 0.05)
+    group = rows.iloc[[4]].assign(copies=13, auc=0.99)
     figure = attack_plots.canaries(pd.concat([rows, group], ignore_index=True))
     mean, psa = figure.axes
     for ax, label, expected in (
@@ -353,9 +354,18 @@ def test_canary_figure_shows_right_guesses_of_single_canaries():
         (psa, "white box", rows.iloc[[5, 4]]),
         (psa, "black box", rows.iloc[[6]]),
     ):
-        n, right = plotted(ax, label)
-        assert list(n) == expected.n.tolist()
-        np.testing.assert_allclose(right, 1 - (expected.fpr + expected.fnr) / 2)
-    assert len(mean.lines) == len(psa.lines) == 3, "two settings and the line of guessing"
+        (drawn,) = [c for c in ax.containers if c.get_label() == label]
+        np.testing.assert_allclose(drawn.lines[0].get_ydata(), expected.auc)
+        ends = [(low, high) for (_, low), (_, high) in drawn.lines[2][0].get_segments()]
+        np.testing.assert_allclose(ends, expected[["auc_low", "auc_high"]])
+    n, allowed = plotted(psa, "largest that DP allows")
+    np.testing.assert_allclose(allowed, [bounds.allowed_auc(8.0 / each) for each in n])
     figure.canvas.draw()
     plt.close(figure)
+
+
+def test_behaviours_are_audited_with_noise_of_their_own(target):
+    """One draw for all would make their audits lucky or unlucky together."""
+    other = dataclasses.replace(target, behaviour="another")
+    scores = [t.white_box(n=N, sigma=SIGMA).query("phase == 'trial'").score for t in (target, other)]
+    assert abs(np.corrcoef(*scores)[0, 1]) < abs(np.corrcoef(scores[0], scores[0])[0, 1]) / 2

@@ -48,6 +48,24 @@ def test_rates_no_better_than_guessing_prove_nothing(rates):
     assert bounds.gdp_mu_lower(bounds.Rates(100, 100, 100, 100)) == 0
 
 
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=30), st.lists(st.integers(0, 6), min_size=2, max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_area_is_the_mann_whitney_statistic(negative, positive):
+    """Ties included; scipy is the reference."""
+    area, low, high = bounds.auc(bounds.Scores(np.array(negative), np.array(positive)))
+    expected = sps.mannwhitneyu(positive, negative).statistic / (len(negative) * len(positive))
+    assert area == pytest.approx(expected)
+    assert 0 <= low <= area <= high <= 1
+
+
+def test_area_of_the_likelihood_ratio_is_the_one_allowed_and_its_interval_covers():
+    mu, repetitions = 1.0, 400
+    found = [bounds.auc(gaussian_scores(mu, 200, seed)) for seed in range(repetitions)]
+    assert np.mean([area for area, _, _ in found]) == pytest.approx(bounds.allowed_auc(mu), abs=0.005)
+    missed = sum(not low <= bounds.allowed_auc(mu) <= high for _, low, high in found)
+    assert sps.binomtest(missed, repetitions, 0.05).pvalue > 1e-3
+
+
 def test_bounds_cover_in_95_percent_of_repetitions():
     """With the threshold fixed beforehand; the distribution-free bounds are conservative, the parametric one exact."""
     mu, delta, repetitions = 1.0, 1e-3, 2000
