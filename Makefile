@@ -96,10 +96,10 @@ $(R)/$(1)/manifest.json: $(R)/$(1)/.done ; @:
 endef
 $(eval $(call notebook,01_extract,,activations,))
 $(eval $(call notebook,02_private_steer,01_extract,mechanism accounting vectors results plotting tables,$(A_02)))
-REPORTING := steering evaluate scoring results reports stats vectors plotting sweep_plots tables
-$(eval $(call notebook,03_eval,02_private_steer,$(REPORTING) knowledge generate open_ended judge endpoint embedding \
+REPORTING := steering evaluate scoring results stats vectors plotting sweep_plots tables
+$(eval $(call notebook,03_eval,02_private_steer,$(REPORTING) reports knowledge generate open_ended judge endpoint embedding \
   quality scaling mechanism,$(A_03)))
-$(eval $(call notebook,05_mia,01_extract,attacks attack_plots audit bounds canaries games rowwise trials mechanism accounting \
-  steering generate evaluate reports plotting tables,$(A_05)))
-$(eval $(call notebook,04_ablations,01_extract,$(REPORTING) ablations calibrate mechanism accounting \
+$(eval $(call notebook,05_mia,01_extract,attacks attack_plots attack_tables audit bounds canaries games rowwise trials mechanism accounting \
+  steering generate evaluate plotting tables,$(A_05)))
+$(eval $(call notebook,04_ablations,01_extract,$(REPORTING) sweep_tables ablations calibrate mechanism accounting \
   estimation estimators rows finishing shrinkage public corpus planning,$(A_04)))

@@ -11,6 +11,8 @@ from .stages import METHODS, Extracted
 from .stats import Interval
 
 ZERO_SHOT = "zero-shot"
+Table = tuple[pd.DataFrame, pd.DataFrame]
+"""Full numbers, and their printed form as strings."""
 
 
 def privacy(profile: Profile, sizes: dict[str, int]) -> pd.DataFrame:

@@ -18,8 +18,8 @@ CHANGE = "change in P(matching), points"
 def noise(pooled: pd.DataFrame, epsilons: pd.DataFrame) -> Figure:
     """Draw Figure 5, noise: pooled change from zero-shot against sigma, both recipes, epsilon under every sigma.
 
-    ``pooled`` are the rows with behaviour "all" of :func:`psa_utils.reports.sweep`; ``epsilons`` comes from
-    :func:`psa_utils.reports.epsilons`.
+    ``pooled`` are the rows with behaviour "all" of :func:`psa_utils.sweep_tables.sweep`; ``epsilons`` comes from
+    :func:`psa_utils.sweep_tables.epsilons`.
     """
     theme()
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.7), layout="constrained", sharey=True)

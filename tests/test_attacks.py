@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 
 from psa_utils import (
     attack_plots,
+    attack_tables,
     attacks,
     audit,
     bounds,
@@ -17,7 +18,6 @@ from psa_utils import (
     games,
     mechanism,
     paths,
-    reports,
     seeding,
     steering,
 )
@@ -288,7 +288,7 @@ def test_the_same_seed_gives_the_same_table(target, tmp_path, monkeypatch):
 
 def test_table_7_has_a_line_per_attack_and_the_papers_below(target):
     rows = table_of(target)
-    numbers, printed = reports.attacks_table(rows, PAPER)
+    numbers, printed = attack_tables.attacks(rows, PAPER)
     nowhere_nan(printed)
     pd.testing.assert_frame_equal(numbers, rows)
     assert len(printed) == len(rows) + 4
@@ -355,9 +355,9 @@ def test_canary_figure_shows_the_areas_of_single_canaries_below_what_dp_allows()
         (psa, "black box", rows.iloc[[6]]),
     ):
         (drawn,) = [c for c in ax.containers if c.get_label() == label]
-        np.testing.assert_allclose(drawn.lines[0].get_ydata(), expected.auc)
+        np.testing.assert_allclose(drawn.lines[0].get_ydata().astype(float), expected.auc)
         ends = [(low, high) for (_, low), (_, high) in drawn.lines[2][0].get_segments()]
-        np.testing.assert_allclose(ends, expected[["auc_low", "auc_high"]])
+        np.testing.assert_allclose(ends, expected[["auc_low", "auc_high"]].to_numpy())
     n, allowed = plotted(psa, "largest that DP allows")
     np.testing.assert_allclose(allowed, [bounds.allowed_auc(8.0 / each) for each in n])
     figure.canvas.draw()

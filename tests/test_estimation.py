@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from psa_utils import ablations, accounting, activations, config, corpus, estimation, estimators, reports, seeding
+from psa_utils import ablations, accounting, activations, config, corpus, estimation, estimators, seeding, sweep_tables
 from psa_utils import sweep_plots as plots
 from psa_utils.config import BEHAVIOURS
 from psa_utils.public import Public
@@ -209,7 +209,7 @@ PROFILE = config.load_profile("smoke", behaviours=("refusal", "sycophancy"))
 
 
 def test_pooled_averages_all_behaviours_items_alike(scored):
-    found = reports.pooled(PROFILE, 0, scored, ("estimator", "method")).set_index("estimator")
+    found = sweep_tables.pooled(PROFILE, 0, scored, ("estimator", "method")).set_index("estimator")
     means = scored.groupby("estimator").probability.mean()
     for name in ("mean", *estimation.STEERED):
         row = found.loc[name]
@@ -217,14 +217,14 @@ def test_pooled_averages_all_behaviours_items_alike(scored):
         assert row.probability_change == pytest.approx(means[name] - means["zero-shot"])
         assert row.probability_change_low < row.probability_change < row.probability_change_high
         assert (row.n_items, row.n_seeds) == (10, 1 if name == "mean" else 2)
-    by_behaviour = reports.pooled(PROFILE, 0, scored, ("estimator", "method"), within=("behaviour",))
+    by_behaviour = sweep_tables.pooled(PROFILE, 0, scored, ("estimator", "method"), within=("behaviour",))
     row = by_behaviour.query("behaviour == 'sycophancy' and estimator == 'psa-exact'").iloc[0]
     own = scored[scored.behaviour == "sycophancy"].groupby("estimator").probability.mean()
     assert (row.n_items, row.probability_change) == (6, pytest.approx(own["psa-exact"] - own["zero-shot"]))
 
 
 def test_estimators_table_is_group_means_and_the_effect_where_it_was_measured(cosines, scored):
-    numbers, printed = reports.estimators_table(PROFILE, 0, cosines, scored)
+    numbers, printed = sweep_tables.estimators(PROFILE, 0, cosines, scored)
     nowhere_nan(printed)
     assert printed.estimator.tolist() == [*plots.SHOWN, "prior"]
     probability = scored.groupby("estimator").probability.mean()

@@ -9,7 +9,18 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy import stats as sps
 
-from psa_utils import ablations, accounting, config, reports, results, scoring, stages, sweep_plots, tables
+from psa_utils import (
+    ablations,
+    accounting,
+    config,
+    reports,
+    results,
+    scoring,
+    stages,
+    sweep_plots,
+    sweep_tables,
+    tables,
+)
 
 METHODS = ("zero-shot", "Mean", "PSA")
 
@@ -97,7 +108,7 @@ def swept(smoke, name: str) -> pd.DataFrame:
 def test_sweep_pools_behaviours_and_prints_the_papers_numbers_beside(smoke, noise):
     paper = results.printed_by_paper("T17 noise")
     paper.index = [float(text.removeprefix("sigma=")) for text in paper.setting]
-    numbers, printed = reports.sweep(smoke.profile, 0, noise, ("recipe", "sigma"), paper)
+    numbers, printed = sweep_tables.sweep(smoke.profile, 0, noise, ("recipe", "sigma"), paper)
     assert len(printed) == 1 + 2 * len(ablations.SIGMAS)
     nowhere_nan(printed)
     pooled = numbers[numbers.behaviour == "all"].query("recipe == 'paper' and sigma == 0.02").iloc[0]
@@ -114,8 +125,8 @@ def test_sweep_pools_behaviours_and_prints_the_papers_numbers_beside(smoke, nois
 
 
 def test_noise_figure_has_a_point_per_sigma_and_recipe(smoke, noise):
-    numbers, _ = reports.sweep(smoke.profile, 0, noise, ("recipe", "sigma"))
-    pooled, epsilons = numbers[numbers.behaviour == "all"], reports.epsilons(smoke.profile, 100)
+    numbers, _ = sweep_tables.sweep(smoke.profile, 0, noise, ("recipe", "sigma"))
+    pooled, epsilons = numbers[numbers.behaviour == "all"], sweep_tables.epsilons(smoke.profile, 100)
     figure = sweep_plots.noise(pooled, epsilons)
     for ax, recipe in zip(figure.axes, config.RECIPES, strict=True):
         (bars,) = ax.containers
@@ -131,7 +142,7 @@ def test_clip_figure_and_tables_show_every_clip(smoke):
     clip = swept(smoke, "clip")
     clip["clip"] = clip["clip"].fillna("–").astype(str)
     names = list(ablations.Sweeps(smoke.profile, 0, "refusal", "text", smoke.raw()).clips())
-    pooled = reports.pooled(smoke.profile, 0, clip, ("recipe", "clip", "sigma", "method"))
+    pooled = sweep_tables.pooled(smoke.profile, 0, clip, ("recipe", "clip", "sigma", "method"))
     figure = sweep_plots.clip(pooled, names)
     for ax, recipe in zip(figure.axes, config.RECIPES, strict=True):
         without, noisy = ax.containers
@@ -141,9 +152,9 @@ def test_clip_figure_and_tables_show_every_clip(smoke):
             np.testing.assert_allclose(bars[0].get_ydata(), expected)
     figure.canvas.draw()
     plt.close(figure)
-    paper = reports.paper_clips("T19 clip at sigma=0")
+    paper = sweep_tables.paper_clips("T19 clip at sigma=0")
     assert paper.index.tolist() == ["10", "15", "20", "25"]
-    _, printed = reports.sweep(smoke.profile, 0, clip[~(clip.sigma > 0)], ("recipe", "clip"), paper)
+    _, printed = sweep_tables.sweep(smoke.profile, 0, clip[~(clip.sigma > 0)], ("recipe", "clip"), paper)
     nowhere_nan(printed)
     assert len(printed) == 1 + 2 * (1 + len(names))
 
@@ -169,7 +180,7 @@ def test_strength_figure_has_a_point_per_multiplier_and_method():
 
 def test_epsilons_are_the_papers_formula_and_exact_values():
     profile = config.load_profile("laptop")
-    table = reports.epsilons(profile, 1000).set_index("sigma")
+    table = sweep_tables.epsilons(profile, 1000).set_index("sigma")
     assert table.index.tolist() == list(ablations.SIGMAS)
     assert table.loc[0.0].isna().all()
     for sigma, row in table.iloc[1:].iterrows():
