@@ -367,5 +367,5 @@ def test_canary_figure_shows_the_areas_of_single_canaries_below_what_dp_allows()
 def test_behaviours_are_audited_with_noise_of_their_own(target):
     """One draw for all would make their audits lucky or unlucky together."""
     other = dataclasses.replace(target, behaviour="another")
-    scores = [t.white_box(n=N, sigma=SIGMA).query("phase == 'trial'").score for t in (target, other)]
-    assert abs(np.corrcoef(*scores)[0, 1]) < abs(np.corrcoef(scores[0], scores[0])[0, 1]) / 2
+    scores = [t.white_box(n=N, sigma=SIGMA).query("phase == 'trial' and coin == 0").score for t in (target, other)]
+    assert abs(np.corrcoef(*scores)[0, 1]) < 0.1
