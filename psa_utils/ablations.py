@@ -10,7 +10,7 @@ import pandas as pd
 from . import calibrate, evaluate, mechanism, paths, scoring, stages, steering, store
 from .config import RECIPES, Profile
 from .models import LM
-from .scoring import NO_SEED, Variant
+from .scoring import NO_SEED, Bench, Variant
 from .stages import Extracted
 from .vectors import SteeringVectors
 
@@ -22,7 +22,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 MULTIPLIERS = (0.25, 0.5, 0.75, 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sweeps:
     """Variants of one behaviour's vectors, from its cached differences."""
 
@@ -31,6 +31,15 @@ class Sweeps:
     behaviour: str
     fmt: str
     raw: Extracted
+    bench: Bench
+    """The items that all sweeps are scored on."""
+
+    @classmethod
+    def of(cls, profile: Profile, seed: int, lm: LM, behaviour: str) -> "Sweeps":
+        """Read what notebook 01 kept; score on the first ``n_sweep`` test items, in the main format."""
+        fmt, items = profile.formats[0], stages.items(profile, behaviour, "test")[: profile.n_sweep]
+        raw = stages.extracted(profile, behaviour, fmt)
+        return cls(profile, seed, behaviour, fmt, raw, Bench(profile, lm, items, fmt))
 
     def noise(self) -> Iterator[Variant]:
         """PSA at every sigma in both recipes; sigma 0 is the clipped mean."""
@@ -91,14 +100,10 @@ class Sweeps:
         return Variant(vector, multiplier, told | labels)
 
 
-def scored(lm: LM, sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> pd.DataFrame:
-    """Score variants and zero-shot on the behaviour's first ``n_sweep`` test items; kept on disk."""
-    profile, behaviour = sweeps.profile, sweeps.behaviour
-    items = stages.items(profile, behaviour, "test")[: profile.n_sweep]
-    path = paths.results(profile.name, STAGE) / f"{name}-{behaviour}.csv"
-    return scoring.scored(profile, lm, items, [scoring.zero_shot(), *variants], sweeps.fmt, path).assign(
-        behaviour=behaviour
-    )
+def scored(sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> pd.DataFrame:
+    """Score zero-shot and variants; kept on disk."""
+    path = paths.results(sweeps.profile.name, STAGE) / f"{name}-{sweeps.behaviour}.csv"
+    return sweeps.bench.scored([scoring.zero_shot(), *variants], path).assign(behaviour=sweeps.behaviour)
 
 
 def windows(profile: Profile, blocks: int) -> dict[str, tuple[int, ...]]:
@@ -116,22 +121,22 @@ def windows(profile: Profile, blocks: int) -> dict[str, tuple[int, ...]]:
     return {name: layers for name, layers in chosen.items() if layers[0] >= 0 and layers[-1] < blocks}
 
 
-def layers(lm: LM, sweeps: Sweeps) -> pd.DataFrame:
+def layers(sweeps: Sweeps) -> pd.DataFrame:
     """Score every window at equal total epsilon and equal total push.
 
     With j layers instead of the profile's k, sigma is multiplied by sqrt(j / k), which leaves
     mu = sqrt(j) 2 / (n sigma) as it is, and the multiplier by k / j.
     """
     frames = []
-    for name, chosen in windows(sweeps.profile, len(lm.blocks)).items():
-        there = _at(lm, sweeps, chosen)
+    for name, chosen in windows(sweeps.profile, len(sweeps.bench.lm.blocks)).items():
+        there = _at(sweeps, chosen)
         labels = {"window": name, "blocks": f"{chosen[0]}-{chosen[-1]}"}
         variants = list(there.mean_and_psa(**labels))
-        frames.append(scored(lm, there, f"layers-{labels['blocks']}", variants).assign(**labels))
+        frames.append(scored(there, f"layers-{labels['blocks']}", variants).assign(**labels))
     return pd.concat(frames, ignore_index=True)
 
 
-def _at(lm: LM, sweeps: Sweeps, chosen: tuple[int, ...]) -> Sweeps:
+def _at(sweeps: Sweeps, chosen: tuple[int, ...]) -> Sweeps:
     """The same sweep at other layers; differences that notebook 01 did not keep are extracted."""
     share = len(chosen) / len(sweeps.profile.layers)
     profile = replace(
@@ -146,14 +151,15 @@ def _at(lm: LM, sweeps: Sweeps, chosen: tuple[int, ...]) -> Sweeps:
     else:
         stage = f"{STAGE}/blocks-{chosen[0]}-{chosen[-1]}"
         found = (
-            stages.differences(profile, lm, sweeps.behaviour, split, sweeps.fmt, stage=stage) for split in stages.SPLITS
+            stages.differences(profile, sweeps.bench.lm, sweeps.behaviour, split, sweeps.fmt, stage=stage)
+            for split in stages.SPLITS
         )
     return replace(sweeps, profile=profile, raw=Extracted.of(profile, *found))
 
 
-def fluency(lm: LM, sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> pd.DataFrame:
+def fluency(sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> pd.DataFrame:
     """What variants cost: ``loss`` in mean log-probability per token (nats) of ordinary text; kept on disk."""
-    text = calibrate.ordinary_text()
+    lm, text = sweeps.bench.lm, calibrate.ordinary_text()
     key = store.key_of(
         model=lm.revision,
         dtype=sweeps.profile.dtype,

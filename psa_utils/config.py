@@ -18,6 +18,7 @@ BEHAVIOURS = (
 )
 FORMATS = ("text", "letter")
 RECIPES = ("matched", "paper")
+KNOWLEDGE = ("mmlu", "truthfulqa", "general-knowledge")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Profile:
     noise_seeds: int = 5
     few_seeds: int = 2
     """Noise draws where every one costs much: sweeps, knowledge questions, open-ended answers."""
+    few_items: int | None = None
+    """Test items per behaviour in notebook 03's checks: vectors subtracted, and those of the other recipe."""
     n_train: int | None = None
     """Use the first so many training pairs (all if None)."""
     n_test: int | None = None
@@ -62,7 +65,7 @@ class Profile:
     n_knowledge: int | None = None
     """Questions drawn from each knowledge set."""
     knowledge: tuple[str, ...] = ("general-knowledge",)
-    """Sets of Table 5; see :data:`psa_utils.knowledge.SETS`."""
+    """Sets of Table 5, from :data:`KNOWLEDGE`; see :mod:`psa_utils.knowledge`."""
     temperature: float = 0.8
     """Of open-ended answers (the paper's); 0: the likeliest token."""
     answer_tokens: int = 100
@@ -121,6 +124,8 @@ def _check(p: Profile) -> None:
     rules = {
         "data": p.data in ("mini", "caa"),
         "recipe": p.recipe in RECIPES,
+        "knowledge": set(p.knowledge) <= set(KNOWLEDGE),
+        "scaling": set(p.scaling) <= set(available()),
         "formats": bool(p.formats) and set(p.formats) <= set(FORMATS),
         "behaviours": bool(p.behaviours) and set(p.behaviours) <= set(BEHAVIOURS),
         "layers": bool(p.layers) and len(set(p.layers)) == len(p.layers) and min(p.layers) >= 0,
@@ -130,7 +135,10 @@ def _check(p: Profile) -> None:
         "clip_quantile": 0 < p.clip_quantile <= 1,
         "noise_seeds": p.noise_seeds >= 1,
         "batch_tokens": p.batch_tokens >= 1,
-        **{name: _at_least_two(getattr(p, name)) for name in ("n_train", "n_test", "n_sweep", "n_open", "n_knowledge")},
+        **{
+            name: _at_least_two(getattr(p, name))
+            for name in ("n_train", "n_test", "n_sweep", "n_open", "n_knowledge", "few_items")
+        },
         "few_seeds": 1 <= p.few_seeds <= p.noise_seeds,
         "temperature": p.temperature >= 0,
         "answer_tokens": p.answer_tokens >= 1,

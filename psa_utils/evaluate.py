@@ -89,10 +89,15 @@ class TextScorer:
 
     Args:
         first: as in :class:`Scorer`.
+
+    Raises:
+        ValueError: a text of fewer than two tokens, of which none has a token before it.
     """
 
     def __init__(self, lm: LM, texts: Sequence[str], *, batch_tokens: int = 1024, first: int | None = None) -> None:
         encoded = [tuple(lm.encode_answer(text)) for text in texts]
+        if short := [text for text, ids in zip(texts, encoded, strict=True) if len(ids) < 2]:
+            raise ValueError(f"texts {short} have fewer than two tokens; leave them out or give longer ones")
         rows = [packing.Row(ids[:1], (ids[1:],)) for ids in encoded]
         self.answers = [row.answers for row in rows]
         self.engine = Engine(lm, [row.inputs() for row in rows], first=first, batch_tokens=batch_tokens)

@@ -26,6 +26,8 @@ class Judge(Protocol):
 
     name: str
     """What the scores are called in tables."""
+    counts: Counter[str]
+    """How many answers so far were ``scored``, how many were ``unusable`` or ``failed`` and have no score."""
 
     def scores(self, behaviour: str, questions: Sequence[str], answers: Sequence[str]) -> np.ndarray:
         """Score of each answer to its question, (answers,) float; NaN where there is no usable verdict."""
@@ -143,6 +145,7 @@ class EmbeddingJudge:
     def __init__(self, references: Mapping[str, Sequence[Item]]) -> None:
         if empty := [behaviour for behaviour, items in references.items() if not items]:
             raise ValueError(f"references of {empty} are empty; give at least one item per behaviour")
+        self.counts: Counter[str] = Counter()
         self._embed = Embedder.load()
         self._directions = {behaviour: self._direction(items) for behaviour, items in references.items()}
 
@@ -161,6 +164,7 @@ class EmbeddingJudge:
         if behaviour not in self._directions:
             raise ValueError(f"behaviour={behaviour!r} has no references; there are {', '.join(self._directions)}")
         said = np.array([any(map(str.isalnum, answer)) for answer in answers], dtype=bool)
+        self.counts.update("scored" if words else "unusable" for words in said)
         # A mean of cosines to unit vectors is the dot product with their mean.
         return np.where(said, self._embed(answers) @ self._directions[behaviour], np.nan)
 

@@ -56,8 +56,11 @@ class LM:
 
     @property
     def device(self) -> torch.device:
-        """Device of the input embeddings."""
-        return self.model.get_input_embeddings().weight.device
+        """Device of the input embeddings, where token ids go; of offloaded ones that which they are computed on."""
+        embeddings = self.model.get_input_embeddings()
+        if embeddings.weight.is_meta:  # accelerate's hook fetches the weights for every call
+            return torch.device(embeddings._hf_hook.execution_device)
+        return embeddings.weight.device
 
     @property
     def context(self) -> int:

@@ -4,6 +4,7 @@ Everything is counted in the generating model's tokens, not in words: a model th
 punctuation and line breaks as readily as words. Compare answers of one model only.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,13 +57,20 @@ def distinct(tokens: Tokens, n: int) -> float:
 
 
 def _log_probabilities(lm: LM, prompts: Sequence[Tokens], answers: Sequence[Tokens], batch_tokens: int) -> np.ndarray:
+    """Answers to one prompt branch from it in one row: many answers to few prompts cost the answers' tokens only."""
     values = np.full(len(answers), np.nan)
-    written = [i for i, answer in enumerate(answers) if len(answer)]
-    if written:
-        rows = [packing.Row(tuple(prompts[i]), (tuple(answers[i]),)) for i in written]
+    to_prompt = defaultdict(list)
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if len(answer):
+            to_prompt[tuple(prompt)].append(i)
+    by_count = defaultdict(list)  # rows that are scored together have equally many answers
+    for index in to_prompt.values():
+        by_count[len(index)].append(index)
+    for several in by_count.values():
+        rows = [packing.Row(tuple(prompts[index[0]]), tuple(tuple(answers[i]) for i in index)) for index in several]
         passes = engine.Engine(lm, [row.inputs() for row in rows], batch_tokens=batch_tokens)
-        sums = evaluate.log_probabilities(passes, [row.answers for row in rows])[:, 0]
-        values[written] = sums / [len(answers[i]) for i in written]
+        sums = evaluate.log_probabilities(passes, [row.answers for row in rows])
+        values[several] = sums / [[len(answer) for answer in row.answers] for row in rows]
     return values
 
 

@@ -65,7 +65,7 @@ def _behaviour(profile: Profile, seed: int, lm: LM, behaviour: str) -> pd.DataFr
     steered = [scoring.of_vector(v, profile.multiplier, **labels) for v in vectors if v.record["method"] in METHODS]
     path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}.csv"
     items = stages.items(profile, behaviour, "test")
-    return scoring.scored(profile, lm, items, [scoring.zero_shot(**labels), *steered], fmt, path)
+    return scoring.Bench(profile, lm, items, fmt).scored([scoring.zero_shot(**labels), *steered], path)
 
 
 def _labelled(scored: pd.DataFrame, profile: Profile, lm: LM) -> pd.DataFrame:

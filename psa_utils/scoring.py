@@ -30,36 +30,50 @@ class Variant:
         return self.vector and self.vector.digest(), self.multiplier, dict(self.labels)
 
 
-def scored(
-    profile: Profile, lm: LM, items: Sequence[data.Item], variants: Sequence[Variant], fmt: str, path: Path
-) -> pd.DataFrame:
-    """Score items under every variant: one row per item and variant, with its labels; kept at ``path``.
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """Items to score under many vectors.
 
-    The blocks below the first steered one run once for all variants.
+    The blocks below the first steered one run once for all, and a vector that two sweeps ask for is scored once.
     """
-    key = store.key_of(
-        model=lm.revision,
-        dtype=profile.dtype,
-        items=data.digest(items),
-        variants=[v.content() for v in variants],
-        fmt=fmt,
-        template=profile.template,
-        code=store.code_of(*CODE),
-    )
-    return store.frame(path, key, lambda: _score(profile, lm, items, variants, fmt, path.stem))
 
+    profile: Profile
+    lm: LM
+    items: Sequence[data.Item]
+    fmt: str
+    scorers: dict[int | None, evaluate.Scorer] = field(default_factory=dict, init=False)
+    known: dict[tuple[str | None, float], pd.DataFrame] = field(default_factory=dict, init=False)
 
-def _score(
-    profile: Profile, lm: LM, items: Sequence[data.Item], variants: Sequence[Variant], fmt: str, title: str
-) -> pd.DataFrame:
-    first = min((min(v.vector.layers) for v in variants if v.vector), default=None)
-    options = {"fmt": fmt, "template": profile.template, "batch_tokens": profile.batch_tokens}
-    scorer = evaluate.Scorer(lm, items, **options, first=first)
-    frames = []
-    for variant in tqdm(variants, desc=title, disable=None, leave=False):
-        with steering.apply(lm, variant.vector or (), multiplier=variant.multiplier):
-            frames.append(scorer.score().assign(**variant.labels))
-    return pd.concat(frames, ignore_index=True)
+    def scored(self, variants: Sequence[Variant], path: Path) -> pd.DataFrame:
+        """Score the items under every variant: one row per item and variant, with its labels; kept at ``path``."""
+        key = store.key_of(
+            model=self.lm.revision,
+            dtype=self.profile.dtype,
+            items=data.digest(self.items),
+            variants=[v.content() for v in variants],
+            fmt=self.fmt,
+            template=self.profile.template,
+            code=store.code_of(*CODE),
+        )
+        return store.frame(path, key, lambda: self._score(variants, path.stem))
+
+    def _score(self, variants: Sequence[Variant], title: str) -> pd.DataFrame:
+        first = min((min(v.vector.layers) for v in variants if v.vector), default=None)
+        shown = tqdm(variants, desc=title, disable=None, leave=False)
+        return pd.concat([self._one(v, first).assign(**v.labels) for v in shown], ignore_index=True)
+
+    def _one(self, variant: Variant, first: int | None) -> pd.DataFrame:
+        vector, multiplier, _ = variant.content()
+        if (vector, multiplier) not in self.known:
+            with steering.apply(self.lm, variant.vector or (), multiplier=multiplier):
+                self.known[vector, multiplier] = self._scorer(first).score()
+        return self.known[vector, multiplier]
+
+    def _scorer(self, first: int | None) -> evaluate.Scorer:
+        if first not in self.scorers:
+            options = {"template": self.profile.template, "batch_tokens": self.profile.batch_tokens}
+            self.scorers[first] = evaluate.Scorer(self.lm, self.items, fmt=self.fmt, first=first, **options)
+        return self.scorers[first]
 
 
 def zero_shot(**labels: Any) -> Variant:
@@ -80,21 +94,23 @@ def of_vector(vector: SteeringVectors, multiplier: float, **labels: Any) -> Vari
 
 
 def alignment(profile: Profile, lm: LM, behaviour: str, fmt: str) -> pd.DataFrame:
-    """Test items zero-shot and under every vector, both recipes.
+    """Test items zero-shot and under every vector of the main recipe; fewer items in two checks.
 
-    The main recipe's vectors are added with all noise draws and subtracted with few; the other's are added with few.
+    The checks, with ``few_items`` items and ``few_seeds`` noise draws: the same vectors subtracted, and the other
+    recipe's added.
     """
     labels = {"behaviour": behaviour, "format": fmt}
-    frames = []
-    for recipe in RECIPES:
-        vectors = stages.load_vectors(profile, behaviour, fmt, recipe=recipe)
-        if recipe == profile.recipe:
-            signed = [*((v, 1) for v in vectors), *((v, -1) for v in few(profile, vectors))]
-            variants = [zero_shot(**labels), *(of_vector(v, sign * profile.multiplier, **labels) for v, sign in signed)]
-        else:
-            variants = [of_vector(v, profile.multiplier, **labels) for v in few(profile, vectors)]
-        path = paths.results(profile.name, "03_eval") / f"{behaviour}-{fmt}-{recipe}.csv"
-        frames.append(scored(profile, lm, stages.items(profile, behaviour, "test"), variants, fmt, path))
+    main = stages.load_vectors(profile, behaviour, fmt, recipe=profile.recipe)
+    others = (r for r in RECIPES if r != profile.recipe)
+    other = [v for r in others for v in few(profile, stages.load_vectors(profile, behaviour, fmt, recipe=r))]
+    added = [zero_shot(**labels), *(of_vector(v, profile.multiplier, **labels) for v in main)]
+    checks = [of_vector(v, -profile.multiplier, **labels) for v in few(profile, main)]
+    checks += [of_vector(v, profile.multiplier, **labels) for v in other]
+    items, folder = stages.items(profile, behaviour, "test"), paths.results(profile.name, "03_eval")
+    parts = ("added", items, added), ("checks", items[: profile.few_items], checks)
+    frames = [
+        Bench(profile, lm, part, fmt).scored(v, folder / f"{behaviour}-{fmt}-{name}.csv") for name, part, v in parts
+    ]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -108,7 +124,7 @@ def knowledge_kept(profile: Profile, lm: LM, name: str, seed: int) -> pd.DataFra
     steered = (v for behaviour in profile.behaviours for v in both_signs(profile, behaviour, set=name))
     variants = [zero_shot(behaviour="none", set=name), *steered]
     path = paths.results(profile.name, "03_eval") / f"{name}.csv"
-    return scored(profile, lm, questions, variants, fmt, path)
+    return Bench(profile, lm, questions, fmt).scored(variants, path)
 
 
 def both_signs(profile: Profile, behaviour: str, **labels: Any) -> Iterator[Variant]:

@@ -69,19 +69,31 @@ def paper_clips(table: str) -> pd.DataFrame:
     return paper.set_index(paper.setting.str.removeprefix("C="))
 
 
-def estimators(profile: Profile, seed: int, cosines: pd.DataFrame, scored: pd.DataFrame) -> Table:
-    """Estimators at equal (epsilon, delta): cosine to the mean over behaviours, the worst one, and the effect.
+MEAN = "mean"
+"""Label of the non-private mean among estimators."""
 
-    ``cosines`` are rows of :func:`psa_utils.estimation.compared`; ``scored`` item rows of the steered ones.
+
+def estimators(profile: Profile, seed: int, cosines: pd.DataFrame, scored: pd.DataFrame, costs: pd.DataFrame) -> Table:
+    """Estimators at equal (epsilon, delta): cosine to the mean over behaviours, the worst one, effect and its price.
+
+    ``cosines`` are rows of :func:`psa_utils.estimation.compared`; ``scored`` item rows and ``costs`` rows of
+    :func:`psa_utils.ablations.fluency` of the steered ones. The non-private mean stands on top.
     """
     means = cosines.groupby(["estimator", "epsilon", "behaviour"], sort=False).cosine.mean()
     numbers = means.groupby(["estimator", "epsilon"], sort=False).agg(["mean", "min"]).reset_index()
+    reference = pd.DataFrame({"epsilon": numbers.epsilon.unique()}).assign(estimator=MEAN, mean=1.0, min=1.0)
+    numbers = pd.concat([reference[numbers.columns], numbers], ignore_index=True)
     effect = pooled(profile, seed, scored, ("estimator", "method")).set_index("estimator")
+    effect["loss"] = costs.groupby("estimator").loss.mean()
     wide = numbers.pivot(index="estimator", columns="epsilon", values="mean").loc[numbers.estimator.unique()]
-    printed = wide.map("{:.2f}".format).rename(columns="cosine, ε = {:g}".format).reset_index()
-    at_one = numbers[numbers.epsilon == 1.0].set_index("estimator")["min"]
-    printed["worst behaviour, ε = 1"] = [f"{at_one[name]:.2f}" for name in printed.estimator]
-    steered = pd.Series(percent(effect.reset_index(), "probability_change", signed=True), index=effect.index)
-    printed["change, ε = 1 (points)"] = [steered.get(name, "–") for name in printed.estimator]
-    changes = effect[[c for c in effect.columns if c.startswith("probability_change")]].reset_index()
-    return numbers.merge(changes.assign(epsilon=1.0), on=["estimator", "epsilon"], how="left"), printed
+    printed = wide.map("{:.2f}".format).rename(columns="cosine, ε = {:g}".format)
+    printed["worst behaviour, ε = 1"] = (
+        numbers[numbers.epsilon == 1.0].set_index("estimator")["min"].map("{:.2f}".format)
+    )
+    change = pd.Series(percent(effect.reset_index(), "probability_change", signed=True), index=effect.index)
+    printed["change, ε = 1 (points)"] = change.reindex(printed.index, fill_value="–")
+    printed["cost, ε = 1 (nats per token)"] = effect.loss.map("{:.2f}".format).reindex(printed.index, fill_value="–")
+    columns = [c for c in effect.columns if c.startswith("probability_change")]
+    changes = effect[[*columns, "loss"]].reset_index().assign(epsilon=1.0)
+    printed = printed.rename(index={MEAN: "mean, not private"}).reset_index()
+    return numbers.merge(changes, on=["estimator", "epsilon"], how="left"), printed

@@ -110,7 +110,15 @@ class Smoke:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Smoke:
     behaviours, formats = ("refusal", "survival-instinct"), ("text", "letter")
-    options = {"n_train": 8, "n_test": 4, "n_sweep": 3, "n_open": 2, "n_knowledge": 4, "answer_tokens": 6}
+    options = {
+        "n_train": 8,
+        "n_test": 4,
+        "n_sweep": 3,
+        "few_items": 3,
+        "n_open": 2,
+        "n_knowledge": 4,
+        "answer_tokens": 6,
+    }
     profile = config.load_profile("smoke", behaviours=behaviours, formats=formats, **options)
     run = Smoke(profile, stages.load_model(profile), tmp_path_factory.mktemp("out"))
     with pytest.MonkeyPatch.context() as patch:

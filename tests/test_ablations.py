@@ -12,7 +12,7 @@ from tests import reference
 
 @pytest.fixture
 def sweeps(smoke):
-    return ablations.Sweeps(smoke.profile, 0, "refusal", "text", smoke.raw())
+    return ablations.Sweeps.of(smoke.profile, 0, smoke.lm, "refusal")
 
 
 def by_label(variants, **wanted):
@@ -112,7 +112,7 @@ def test_strength_changes_the_multiplier_only(sweeps):
 
 def test_scored_asks_the_first_items_and_adds_zero_shot(sweeps, smoke):
     (variant,) = by_label(sweeps.strength(), method="Mean", multiplier=0.5)
-    kept = ablations.scored(smoke.lm, sweeps, "try", [variant])
+    kept = ablations.scored(sweeps, "try", [variant])
     assert kept.method.tolist() == ["zero-shot"] * 3 + ["Mean"] * 3, "n_sweep items"
     assert set(kept.behaviour) == {"refusal"}
     items = stages.items(smoke.profile, "refusal", "test")[:3]
@@ -127,7 +127,7 @@ def one_block(smoke):
     profile = dataclasses.replace(smoke.profile, layers=(2,), few_seeds=1)
     raw = smoke.raw()
     middle = stages.Extracted.of(profile, raw.private[:, 1:2], raw.public[:, 1:2])
-    return ablations.Sweeps(profile, 0, "refusal", "text", middle)
+    return dataclasses.replace(ablations.Sweeps.of(smoke.profile, 0, smoke.lm, "refusal"), profile=profile, raw=middle)
 
 
 def test_windows_cost_the_same_privacy_and_push_as_hard(one_block, smoke):
@@ -136,7 +136,7 @@ def test_windows_cost_the_same_privacy_and_push_as_hard(one_block, smoke):
     n = len(one_block.raw.private)
     mu = accounting.gdp_mu(n=n, sigma=one_block.profile.sigma, layers=1)
     for chosen in layers.values():
-        there = ablations._at(smoke.lm, one_block, chosen).profile
+        there = ablations._at(one_block, chosen).profile
         assert there.layers == chosen
         assert accounting.gdp_mu(n=n, sigma=there.sigma, layers=len(chosen)) == pytest.approx(mu)
         assert there.multiplier * len(chosen) == pytest.approx(one_block.profile.multiplier)
@@ -144,7 +144,7 @@ def test_windows_cost_the_same_privacy_and_push_as_hard(one_block, smoke):
 
 @pytest.mark.parametrize("chosen", [(4,), (1, 2, 3)])
 def test_windows_read_their_own_blocks(one_block, smoke, chosen):
-    there = ablations._at(smoke.lm, one_block, chosen)
+    there = ablations._at(one_block, chosen)
     for side, split in (("private", "train"), ("public", "public")):
         pairs = stages.items(smoke.profile, "refusal", split)
         plain = activations.differences(smoke.lm, pairs, layers=chosen)
@@ -158,14 +158,14 @@ def test_windows_read_their_own_blocks(one_block, smoke, chosen):
 
 def test_blocks_already_extracted_are_not_extracted_again(sweeps, smoke, monkeypatch):
     monkeypatch.setattr(activations, "differences", lambda *a, **k: pytest.fail("extracted again"))
-    there = ablations._at(smoke.lm, sweeps, (2,))
+    there = ablations._at(sweeps, (2,))
     np.testing.assert_array_equal(there.raw.private, sweeps.raw.private[:, 1:2])
     np.testing.assert_array_equal(there.raw.public, sweeps.raw.public[:, 1:2])
     np.testing.assert_allclose(there.raw.clip, sweeps.raw.clip[1:2])
 
 
 def test_layers_scores_every_window_with_a_zero_shot_of_its_own(one_block, smoke):
-    found = ablations.layers(smoke.lm, one_block)
+    found = ablations.layers(one_block)
     assert found.groupby("window", sort=False).blocks.first().to_dict() == {
         "1": "2-2",
         "3": "1-3",
@@ -190,7 +190,7 @@ def test_windows_lie_in_the_model_and_differ(profile):
 
 def test_fluency_is_what_a_text_loses_per_token(sweeps, smoke):
     variants = by_label(sweeps.strength(), method="PSA")[::3]
-    costs = ablations.fluency(smoke.lm, sweeps, "try", variants)
+    costs = ablations.fluency(sweeps, "try", variants)
     text = ablations.calibrate.ordinary_text()
     plain = evaluate.text_log_probability(smoke.lm, text).mean()
     for variant, row in zip(variants, costs.itertuples(), strict=True):
@@ -199,4 +199,4 @@ def test_fluency_is_what_a_text_loses_per_token(sweeps, smoke):
         assert row.loss == pytest.approx(plain - steered, abs=1e-4)
         assert row.multiplier == variant.multiplier
     assert abs(costs.loss).min() > 1e-3, "the vector does something"
-    pd.testing.assert_frame_equal(ablations.fluency(smoke.lm, sweeps, "try", variants), costs)
+    pd.testing.assert_frame_equal(ablations.fluency(sweeps, "try", variants), costs)

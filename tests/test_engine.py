@@ -185,7 +185,7 @@ def test_batches_hold_every_row_once_within_the_budget_and_with_little_padding(r
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_that_are_elsewhere_until_they_run_give_the_same_scores(family, tokenizer, items):
-    """Blocks and head offloaded by accelerate, as a device map does with what does not fit; they are still steered."""
+    """Blocks, embeddings and head offloaded by accelerate, as a device map does with what does not fit."""
     lm = tiny(family, tokenizer)
 
     def scores():
@@ -194,8 +194,9 @@ def test_weights_that_are_elsewhere_until_they_run_give_the_same_scores(family, 
             return np.stack([scorer.score().logp_matching, evaluate.score(lm, items).logp_other])
 
     plain = scores()
-    for module in (*lm.blocks, lm.model.get_output_embeddings()):
+    for module in (*lm.blocks, lm.model.get_input_embeddings(), lm.model.get_output_embeddings()):
         accelerate.cpu_offload(module, execution_device=torch.device("cpu"))
     assert lm.model.get_output_embeddings().weight.is_meta
+    assert lm.device == torch.device("cpu")
     assert all(p.is_meta for p in lm.blocks[0].parameters())
     np.testing.assert_allclose(scores(), plain, rtol=1e-5)

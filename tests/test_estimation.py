@@ -20,9 +20,9 @@ from tests.test_reports import item_rows, nowhere_nan
 
 @pytest.fixture
 def sweeps(smoke, tmp_path, monkeypatch) -> ablations.Sweeps:
-    raw = smoke.raw()
+    made = ablations.Sweeps.of(smoke.profile, 0, smoke.lm, "refusal")
     monkeypatch.setenv("PSA_OUT", str(tmp_path))
-    return ablations.Sweeps(smoke.profile, 0, "refusal", "text", raw)
+    return made
 
 
 @pytest.fixture
@@ -169,11 +169,11 @@ def test_fluency_costs_nothing_without_a_push_and_is_kept_by_vector(sweeps, smok
     pushed, zero = SteeringVectors(layers, values), SteeringVectors(layers, np.zeros_like(values))
     variants = [Variant(zero, 1.0, {"what": "zero"}), Variant(pushed, 0.0, {"what": "off"})]
     variants += [Variant(pushed, 1.0, {"what": "on"})]
-    costs = ablations.fluency(smoke.lm, sweeps, "try", variants)
+    costs = ablations.fluency(sweeps, "try", variants)
     assert costs.what.tolist() == ["zero", "off", "on"]
     assert costs.loss[:2].abs().max() < 1e-6 < 1e-3 < abs(costs.loss[2])
     turned = [*variants[:2], Variant(pushed.scaled(-1), 1.0, {"what": "on"})]
-    other = ablations.fluency(smoke.lm, sweeps, "try", turned)
+    other = ablations.fluency(sweeps, "try", turned)
     assert other.loss[2] != costs.loss[2]
 
 
@@ -224,11 +224,16 @@ def test_pooled_averages_all_behaviours_items_alike(scored):
 
 
 def test_estimators_table_is_group_means_and_the_effect_where_it_was_measured(cosines, scored):
-    numbers, printed = sweep_tables.estimators(PROFILE, 0, cosines, scored)
+    names = ["mean", *estimation.STEERED] * 2
+    costs = pd.DataFrame({"estimator": names, "loss": np.arange(8) / 4})
+    numbers, printed = sweep_tables.estimators(PROFILE, 0, cosines, scored, costs)
     nowhere_nan(printed)
-    assert printed.estimator.tolist() == [*plots.SHOWN, "prior"]
+    assert printed.estimator.tolist() == ["mean, not private", *plots.SHOWN, "prior"]
+    price = printed.set_index("estimator")["cost, ε = 1 (nats per token)"]
+    assert price.loc[["mean, not private", *estimation.STEERED]].tolist() == ["0.50", "0.75", "1.00", "1.25"]
+    assert price["dp-jl"] == "–"
     probability = scored.groupby("estimator").probability.mean()
-    for row in numbers.itertuples():
+    for row in numbers[numbers.estimator != "mean"].itertuples():
         own = cosines[(cosines.estimator == row.estimator) & (cosines.epsilon == row.epsilon)]
         averages = [own[own.behaviour == b].cosine.mean() for b in ("refusal", "sycophancy")]
         assert (row.mean, row.min) == (pytest.approx(np.mean(averages)), pytest.approx(min(averages)))
@@ -241,7 +246,7 @@ def test_estimators_table_is_group_means_and_the_effect_where_it_was_measured(co
             assert line["worst behaviour, ε = 1"] == f"{row.min:.2f}"
             shown = line["change, ε = 1 (points)"]
             assert shown.startswith(f"{100 * effect:+.1f} [") if steered else shown == "–"
-    assert len(numbers) == 2 * 7
+    assert len(numbers) == 2 * (7 + 1)
 
 
 def test_estimators_figure_has_a_line_per_estimator_from_worst_to_best_behaviour(cosines):

@@ -39,6 +39,12 @@ def test_preferences_by_hand():
     np.testing.assert_allclose(text.probability_sum, letter.probability)
 
 
+@pytest.mark.parametrize("text", ["", "a"])
+def test_a_text_without_a_token_to_predict_is_named(llama, text):
+    with pytest.raises(ValueError, match=rf"\['{text}'\] have fewer than two tokens"):
+        evaluate.TextScorer(llama, ["Long enough.", text])
+
+
 def test_text_log_probability(llama):
     text = "The kettle is on and the bread is in the oven."
     ids = llama.encode_answer(text)

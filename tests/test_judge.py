@@ -362,7 +362,9 @@ def test_similarity_is_the_difference_of_mean_cosines(embedder):
 
 
 def test_an_answer_without_words_has_no_verdict(offline):
+    before = offline.counts.copy()
     scores = offline.scores("refusal", ["q"] * 4, ["", " \n", "!!!", "No."])
+    assert offline.counts - before == {"unusable": 3, "scored": 1}
     assert np.isnan(scores).tolist() == [True, True, True, False]
     assert offline.scores("refusal", [], []).shape == (0,)
 

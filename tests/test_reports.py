@@ -100,8 +100,8 @@ def noise(smoke):
 def swept(smoke, name: str) -> pd.DataFrame:
     frames = []
     for behaviour in smoke.profile.behaviours:
-        sweeps = ablations.Sweeps(smoke.profile, 0, behaviour, "text", smoke.raw(behaviour))
-        frames.append(ablations.scored(smoke.lm, sweeps, name, list(getattr(sweeps, name)())))
+        sweeps = ablations.Sweeps.of(smoke.profile, 0, smoke.lm, behaviour)
+        frames.append(ablations.scored(sweeps, name, list(getattr(sweeps, name)())))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -141,7 +141,7 @@ def test_noise_figure_has_a_point_per_sigma_and_recipe(smoke, noise):
 def test_clip_figure_and_tables_show_every_clip(smoke):
     clip = swept(smoke, "clip")
     clip["clip"] = clip["clip"].fillna("–").astype(str)
-    names = list(ablations.Sweeps(smoke.profile, 0, "refusal", "text", smoke.raw()).clips())
+    names = list(ablations.Sweeps.of(smoke.profile, 0, smoke.lm, "refusal").clips())
     pooled = sweep_tables.pooled(smoke.profile, 0, clip, ("recipe", "clip", "sigma", "method"))
     figure = sweep_plots.clip(pooled, names)
     for ax, recipe in zip(figure.axes, config.RECIPES, strict=True):

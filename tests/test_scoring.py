@@ -31,17 +31,18 @@ def passes(monkeypatch):
 
 
 def keep(smoke, items, variants, path):
-    return scoring.scored(smoke.profile, smoke.lm, items, variants, "text", path)
+    return scoring.Bench(smoke.profile, smoke.lm, items, "text").scored(variants, path)
 
 
 @pytest.mark.parametrize(("recipe", "sign"), [("matched", 1), ("matched", -1), ("paper", 1)])
 def test_alignment_is_the_plain_path_under_every_saved_vector(smoke, items, recipe, sign):
     ours = scoring.alignment(smoke.profile, smoke.lm, "refusal", "text")
+    main = recipe == smoke.profile.recipe and sign > 0
     vector = stages.load_vectors(smoke.profile, "refusal", "text", recipe=recipe)[-1]
     with steering.apply(smoke.lm, vector, multiplier=sign * smoke.profile.multiplier):
         sides = [
             [reference.log_probability(smoke.lm, item, option, "text") for option in (item.matching, item.other)]
-            for item in items
+            for item in (items if main else items[:3])
         ]
     rows = ours[
         (ours.recipe == recipe) & (ours.method == "PSA") & (ours.noise_seed == 1) & (sign * ours.multiplier > 0)
@@ -95,7 +96,8 @@ def test_a_change_is_scored_anew(smoke, items, vector, tmp_path, passes, what):
     other = {"template": {"template": "llama2"}, "dtype": {"dtype": "bfloat16"}}.get(what, {})
     profile = dataclasses.replace(smoke.profile, **other)
     fmt = "letter" if what == "fmt" else "text"
-    found = scoring.scored(profile, smoke.lm, asked.get(what, items), [after], fmt, tmp_path / "a.csv")
+    bench = scoring.Bench(profile, smoke.lm, asked.get(what, items), fmt)
+    found = bench.scored([after], tmp_path / "a.csv")
     assert len(passes) == 2
     assert found.method.unique().tolist() == [after.labels["method"]]
 
@@ -136,6 +138,37 @@ def test_an_interrupted_run_leaves_no_half_table_and_no_hook(smoke, items, vecto
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     assert not any(block._forward_hooks for block in smoke.lm.blocks)
+
+
+def test_a_vector_that_two_sweeps_ask_for_is_scored_once_and_labelled_twice(
+    smoke, items, vector, tmp_path, monkeypatch
+):
+    plain, calls = evaluate.Scorer.score, []
+    monkeypatch.setattr(evaluate.Scorer, "score", lambda self: calls.append(1) or plain(self))
+    bench = scoring.Bench(smoke.profile, smoke.lm, items, "text")
+    twin = SteeringVectors(vector.layers, vector.values.copy())
+    first = bench.scored([scoring.zero_shot(), Variant(vector, 1.0, {"sweep": "one"})], tmp_path / "one.csv")
+    second = bench.scored([scoring.zero_shot(), Variant(twin, 1.0, {"sweep": "two"})], tmp_path / "two.csv")
+    assert len(calls) == 2
+    pd.testing.assert_frame_equal(first.drop(columns="sweep"), second.drop(columns="sweep"))
+    bench.scored([Variant(vector, 0.5), Variant(SteeringVectors((1, 3), vector.values), 1.0)], tmp_path / "three.csv")
+    assert len(calls) == 4, "another strength or another block is another result"
+
+
+def test_lower_blocks_may_be_steered_after_higher_ones(smoke, items, tmp_path):
+    bench, values = scoring.Bench(smoke.profile, smoke.lm, items, "text"), np.ones((1, smoke.lm.width))
+    found = [bench.scored([Variant(SteeringVectors((b,), values), 1.0)], tmp_path / f"{b}.csv") for b in (3, 0)]
+    for block, frame in zip((3, 0), found, strict=True):
+        with steering.apply(smoke.lm, SteeringVectors((block,), values)):
+            plain = [reference.log_probability(smoke.lm, item, item.matching, "text") for item in items]
+        np.testing.assert_allclose(frame.logp_matching, plain, rtol=1e-4, atol=1e-3)
+
+
+def test_checks_ask_few_items_and_the_main_recipe_all(smoke, items):
+    ours = scoring.alignment(smoke.profile, smoke.lm, "refusal", "text")
+    checks = (ours.multiplier < 0) | (ours.recipe == "paper")
+    assert ours[checks].item.nunique() == 3 < ours[~checks].item.nunique() == len(items)
+    assert ours[checks].groupby(["recipe", "method"]).noise_seed.nunique().max() == smoke.profile.few_seeds
 
 
 @pytest.fixture

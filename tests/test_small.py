@@ -42,6 +42,9 @@ def test_every_profile_loads(name):
         ("laptop", {"clips": (10.0, 0.0)}, r"clips=\(10.0, 0.0\)"),
         ("laptop", {"multiplier": 0.0}, "multiplier=0.0"),
         ("laptop", {"template": "vicuna"}, "template='vicuna'"),
+        ("laptop", {"knowledge": ("trivia",)}, r"knowledge=\('trivia',\)"),
+        ("laptop", {"scaling": ("laptop", "desktop")}, r"scaling=\('laptop', 'desktop'\)"),
+        ("laptop", {"few_items": 1}, "few_items=1"),
     ],
 )
 def test_impossible_profiles(name, overrides, message):
