@@ -1,9 +1,9 @@
 """``psa release``: from a file of private pairs to a vector file that says what it guarantees.
 
 The order is the point. All that can be refused is refused before the ledger is charged; the charge is on disk before
-noise is drawn; the vectors are written last, whole or not at all. A kill anywhere leaves at worst a charge without a
-vector. Nothing is chosen by looking at the private pairs: layers, scales, eigenbases and strength come from the model's
-shape and from public pairs.
+noise is drawn; the vectors are written last, whole or not at all, and never over another file. A kill anywhere leaves
+at worst a charge without a vector, and a hidden temporary file. Nothing is chosen by looking at the private pairs:
+layers, scales, eigenbases and strength come from the model's shape and from public pairs.
 """
 
 import math
@@ -153,7 +153,8 @@ def _check_target(out: Path, ledger: Path | None) -> None:
     try:
         if out.is_dir():
             raise IsADirectoryError("it is a folder; give the name of a file")
-        out.with_name(f".12345678{out.name}").exists()  # refuses a name too long for the temporary file's
+        longest = _spare(out)
+        longest.with_name(f".12345678.{longest.name}").exists()  # refuses a name too long for its temporary file's
         folder = next(parent for parent in out.absolute().parents if parent.exists())
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(os.urandom(PROBE))
@@ -172,11 +173,16 @@ def _save(vectors: SteeringVectors, out: Path) -> None:
     try:
         vectors.save(out, replace=False)
     except FileExistsError as error:
-        spare = out.with_stem(f"{out.stem}-{secrets.token_hex(4)}")
+        spare = _spare(out)
         vectors.save(spare, replace=False)
         raise FileExistsError(
-            f"--out {out} was made by another program meanwhile and stays as it is; the vectors are in {spare}"
+            f"--out {out} appeared meanwhile and stays as it is; the vectors are in {spare}"
         ) from error
+
+
+def _spare(out: Path) -> Path:
+    """Name beside ``out`` that nobody has."""
+    return out.with_stem(f"{out.stem}-{secrets.token_hex(4)}")
 
 
 def _private(lm: LM, given: Pairs, layers: Sequence[int]) -> np.ndarray:

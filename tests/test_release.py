@@ -321,11 +321,28 @@ def test_a_target_that_appears_after_the_charge_stays_and_the_vectors_are_kept(
     out, err = capsys.readouterr()
     (spare,) = set(made(folder)) - {"v.safetensors"}
     assert out == ""
-    assert f"v.safetensors was made by another program meanwhile and stays as it is; the vectors are in {folder}" in err
+    assert f"v.safetensors appeared meanwhile and stays as it is; the vectors are in {folder}" in err
     assert spare in err
     assert (folder / "made" / "v.safetensors").read_bytes() == theirs
     assert record.read(folder / "made" / spare)[1].n == N
     assert spent(folder) == 1
+
+
+def test_a_name_that_is_not_refused_is_short_enough_to_the_end(folder, once, monkeypatch):
+    """Up to 255 bytes, of which a temporary file beside a taken target needs 19 more than the target."""
+    longest = "v" * (255 - 19 - len(".safetensors"))
+    draw = releasing._draw
+    monkeypatch.setattr(releasing, "_draw", lambda *args: write(target(longest), []) and draw(*args))
+
+    def target(name: str) -> Path:
+        return folder / "made" / f"{name}.safetensors"
+
+    with pytest.raises(OSError, match=r"File name too long.* nothing was charged"):
+        release(folder, name=f"{longest}v", ledger=folder / "l")
+    assert not (folder / "l").exists()
+    with pytest.raises(FileExistsError, match="appeared meanwhile"):
+        release(folder, name=longest, ledger=folder / "l")
+    assert (spent(folder), len(made(folder))) == (1, 2)
 
 
 def test_a_file_system_without_hard_links_will_do(folder, once, monkeypatch):
