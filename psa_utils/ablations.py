@@ -73,31 +73,34 @@ class Sweeps:
         yield self._mean("matched", **labels)
         yield from self._private("matched", self.raw.clip, self.profile.sigma, **labels)
 
+    def variant(self, values: np.ndarray, method: str, recipe: str, noise_seed: int, **labels: Any) -> Variant:
+        """``values`` (k, d) in a recipe, steered with at the profile's multiplier."""
+        multiplier = self.profile.multiplier
+        vector = SteeringVectors(self.profile.layers, stages.in_recipe(values, self.raw, recipe))
+        told = {"method": method, "recipe": recipe, "multiplier": multiplier, "noise_seed": noise_seed}
+        return Variant(vector, multiplier, told | labels)
+
     def _private(self, recipe: str, bound: np.ndarray, sigma: float, **labels: Any) -> Iterator[Variant]:
         """One variant per noise draw; just one without noise."""
         signal = mechanism.clipped_mean(self.raw.private, clip=bound)
         for noise_seed in range(self.profile.few_seeds) if sigma > 0 else (NO_SEED,):
             rng = stages.noise_of(self.profile, self.seed, self.behaviour, self.fmt, noise_seed)
             values = signal + sigma * rng.standard_normal(signal.shape)
-            yield self._variant(values, "PSA", recipe, noise_seed, sigma=sigma, **labels)
+            yield self._measured(values, "PSA", recipe, noise_seed, sigma=sigma, **labels)
 
     def _mean(self, recipe: str, **labels: Any) -> Variant:
         """The plain mean, divided by the profile's clip as the clipped one is."""
         values = mechanism.mean(self.raw.private) / self.raw.clip[:, None]
-        return self._variant(values, "Mean", recipe, NO_SEED, sigma=0.0, **labels)
+        return self._measured(values, "Mean", recipe, NO_SEED, sigma=0.0, **labels)
 
-    def _variant(self, values: np.ndarray, method: str, recipe: str, noise_seed: int, **labels: Any) -> Variant:
-        multiplier = self.profile.multiplier
-        vector = SteeringVectors(self.profile.layers, stages.in_recipe(values, self.raw, recipe))
-        told = {
-            "method": method,
-            "recipe": recipe,
-            "multiplier": multiplier,
-            "noise_seed": noise_seed,
+    def _measured(self, values: np.ndarray, method: str, recipe: str, noise_seed: int, **labels: Any) -> Variant:
+        """:meth:`variant`, its labels telling cosine to the mean and norm as well."""
+        plain = self.variant(values, method, recipe, noise_seed)
+        geometry = {
             "cosine": float(mechanism.cosine(values, mechanism.mean(self.raw.private)).mean()),
-            "norm": float(multiplier * np.linalg.norm(vector.values, axis=1).mean()),
+            "norm": float(plain.multiplier * np.linalg.norm(plain.vector.values, axis=1).mean()),
         }
-        return Variant(vector, multiplier, told | labels)
+        return replace(plain, labels=plain.labels | geometry | labels)
 
 
 def scored(sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> pd.DataFrame:

@@ -113,8 +113,7 @@ def add_chat(commands: Any) -> None:
         "psa chat --model smollm2-135m --vector vector.safetensors --multiplier 0.5",
         'psa chat --model smollm2-135m --vector vector.safetensors --multiplier -1 --prompt "Is tea healthy?"',
     )
-    command.add_argument("--model", required=True, help="packaged name, folder, .gguf file or hub id")
-    command.add_argument("--revision", metavar="COMMIT", help="of a hub id (default: the one in the privacy record)")
+    _add_model(command, revision="of a hub id (default: the one in the privacy record)")
     command.add_argument("--vector", required=True, type=Path, metavar="FILE", help="steering vectors (.safetensors)")
     command.add_argument(
         "--multiplier", type=arguments.finite, metavar="X", help="strength (default: the record's suggestion)"
@@ -127,8 +126,6 @@ def add_chat(commands: Any) -> None:
     command.add_argument(
         "--max-new-tokens", type=arguments.count, default=100, metavar="N", help="longest answer (default: 100)"
     )
-    command.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or float16")
-    command.add_argument("--device", default="cpu", help="cpu (default), cuda, or auto to use all GPUs")
 
 
 def _chat(args: argparse.Namespace) -> None:
@@ -199,8 +196,7 @@ def add_release(commands: Any) -> None:
         "psa release --model smollm2-135m --pairs notes.csv --epsilon 1 --delta 1e-6 --layers 12,13,14 "
         "--ledger notes.ledger --budget 3 --out vector.safetensors",
     )
-    command.add_argument("--model", required=True, help="packaged name, folder, .gguf file or hub id")
-    command.add_argument("--revision", metavar="COMMIT", help="commit of a hub id; required for one")
+    _add_model(command, revision="commit of a hub id; required for one")
     command.add_argument(
         "--pairs", required=True, type=Path, metavar="FILE",
         help="private pairs: JSONL, JSON, CSV, Parquet or a datasets folder; a `user` column makes persons the unit",
@@ -225,7 +221,7 @@ def add_release(commands: Any) -> None:
     command.add_argument(
         "--budget", type=arguments.positive, metavar="EPSILON", help="refuse to pass this total; with --ledger"
     )
-    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.safetensors)")
+    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="new file to write (.safetensors)")
     command.add_argument("--demonstration", type=int, metavar="SEED", help="seeded noise: repeatable, protects NOBODY")
 
 
@@ -234,6 +230,14 @@ def _release(args: argparse.Namespace) -> None:
 
     release(**{name: value for name, value in vars(args).items() if name not in ("command", "function")})
     print(args.out)
+
+
+def _add_model(command: argparse.ArgumentParser, *, revision: str) -> None:
+    """Options that say which model to load, and how."""
+    command.add_argument("--model", required=True, help="packaged name, folder, .gguf file or hub id")
+    command.add_argument("--revision", metavar="COMMIT", help=revision)
+    command.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or float16")
+    command.add_argument("--device", default="cpu", help="cpu (default), cuda, or auto to use all GPUs")
 
 
 def _read(path: Path) -> tuple[Any, Any]:

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from . import ablations, corpus, estimators, mechanism, paths, planning, seeding, stages, store
+from . import ablations, corpus, estimators, mechanism, paths, planning, seeding, store
 from .ablations import Sweeps
 from .config import Profile
 from .public import Public, unit
 from .scoring import Variant
-from .vectors import SteeringVectors
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
@@ -55,7 +54,7 @@ def compared(profile: Profile, sweeps: Sweeps, public: Public) -> pd.DataFrame:
         private=store.digest_of(private),
         public=[store.digest_of(source) for source in public.sources],
         settings=(EPSILONS, DELTA, profile.few_seeds, COMPARED),
-        code=store.code_of("estimators", "rows", "finishing", "shrinkage", "public"),
+        code=store.code_of("estimators", "rows", "finishing", "shrinkage", "public", "mechanism", "accounting"),
     )
     options = {"epsilons": EPSILONS, "delta": DELTA, "seeds": range(profile.few_seeds), "names": COMPARED}
     path = paths.results(profile.name, ablations.STAGE) / f"estimators-{sweeps.behaviour}.csv"
@@ -84,15 +83,12 @@ def shape_of(sweeps: Sweeps, public: Public) -> dict[str, object]:
 def variants(sweeps: Sweeps, public: Public) -> Iterator[Variant]:
     """The non-private mean, and ``few_seeds`` draws of the :data:`STEERED` estimators, all at the public strength."""
     yield next(sweeps.mean_and_psa(estimator="mean"))
-    profile, raw = sweeps.profile, sweeps.raw
     for name in STEERED:
-        for noise_seed in range(profile.few_seeds):
-            rng = seeding.rng(sweeps.seed, "estimators", name, profile.data, sweeps.behaviour, noise_seed)
+        for noise_seed in range(sweeps.profile.few_seeds):
+            rng = seeding.rng(sweeps.seed, "estimators", name, sweeps.profile.data, sweeps.behaviour, noise_seed)
             options = {"epsilon": STEERED_EPSILON, "delta": DELTA, "public": public, "rng": rng}
-            values = estimators.estimate(name, raw.private, **options)
-            labels = {"method": "PSA", "recipe": "matched", "multiplier": profile.multiplier, "noise_seed": noise_seed}
-            vector = SteeringVectors(profile.layers, stages.in_recipe(values, raw, "matched"))
-            yield Variant(vector, profile.multiplier, {**labels, "estimator": name})
+            values = estimators.estimate(name, sweeps.raw.private, **options)
+            yield sweeps.variant(values, "PSA", "matched", noise_seed, estimator=name)
 
 
 def planned(sweeps: Sweeps, signal: float, epsilons: Sequence[float]) -> list[float]:

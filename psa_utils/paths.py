@@ -52,8 +52,11 @@ def require(path: Path, made_by: str) -> Path:
 
 
 @contextmanager
-def atomic(target: Path) -> Iterator[Path]:
+def atomic(target: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield a temporary name beside ``target``; rename it to ``target`` only if the body succeeds.
+
+    Raises:
+        FileExistsError: ``target`` exists and is not to be replaced, even if it appeared while the body ran.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
@@ -69,6 +72,19 @@ def atomic(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o644)
-        temporary.replace(target)
+        if replace:
+            temporary.replace(target)
+        else:
+            _claim(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _claim(temporary: Path, target: Path) -> None:
+    """Give a file a name that nobody has. A hard link does it in one step, which no rename of Python's does."""
+    try:
+        os.link(temporary, target)
+    except OSError:
+        if os.path.lexists(target):
+            raise FileExistsError(f"{target} exists already; choose another name") from None
+        temporary.replace(target)  # a file system without hard links, such as FAT

@@ -1,13 +1,14 @@
 """``psa release``: from a file of private pairs to a vector file that says what it guarantees.
 
 The order is the point. All that can be refused is refused before the ledger is charged; the charge is on disk before
-noise is drawn; the vectors are written last, whole or not at all. A kill anywhere leaves at worst a charge without a
-vector. Nothing is chosen by looking at the private pairs: layers, scales, eigenbases and strength come from the model's
-shape and from public pairs.
+noise is drawn; the vectors are written last, whole or not at all, and never over another file. A kill anywhere leaves
+at worst a charge without a vector, and a hidden temporary file. Nothing is chosen by looking at the private pairs:
+layers, scales, eigenbases and strength come from the model's shape and from public pairs.
 """
 
 import math
 import os
+import secrets
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ def release(
     delta: float,
     out: Path,
     revision: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
     layers: Sequence[int] | None = None,
     estimator: str | None = None,
     multiplier: float | None = None,
@@ -58,13 +61,15 @@ def release(
     Raises:
         ValueError: an argument that cannot be, named with its value and cure; a :class:`psa_utils.ledger.BudgetError`
             if the ledger's budget does not allow the release.
+        FileExistsError: there is a file at ``out``; one that appeared after the charge stays as it is, and the error
+            says under which other name the vectors are.
         OSError: the target cannot be written.
     """
     name = estimator or estimators.DEFAULT
     _check_options(name, epsilon, delta, multiplier, ledger, budget, demonstration)
     method, given = estimators.named(name), _read(pairs, delta)
     _check_target(out, ledger)
-    lm = load(model, revision=revision)
+    lm = load(model, revision=revision, dtype=dtype, device=device)
     chosen = lm.check_layers(automatic_layers(len(lm.blocks)) if layers is None else sorted(layers))
     sigma = method.sigma(epsilon, delta, n=given.n, layers=len(chosen))
     safe_noise.scale(given.n, sigma)  # refuses what could not be drawn
@@ -89,7 +94,7 @@ def release(
         multiplier=MULTIPLIER if multiplier is None else multiplier,
         also_released=_earlier(spent, mu),
     )
-    SteeringVectors(chosen, vectors.values, made.to_json()).save(out)
+    _save(SteeringVectors(chosen, vectors.values, made.to_json()), out)
     return made
 
 
@@ -148,13 +153,36 @@ def _check_target(out: Path, ledger: Path | None) -> None:
     try:
         if out.is_dir():
             raise IsADirectoryError("it is a folder; give the name of a file")
-        out.with_name(f".12345678{out.name}").exists()  # refuses a name too long for the temporary file's
+        longest = _spare(out)
+        longest.with_name(f".12345678.{longest.name}").exists()  # refuses a name too long for its temporary file's
         folder = next(parent for parent in out.absolute().parents if parent.exists())
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(os.urandom(PROBE))
             probe.flush()
     except OSError as error:
         raise OSError(f"cannot write --out {out} ({error}); nothing was charged, choose another place") from error
+    if os.path.lexists(out):
+        raise FileExistsError(
+            f"--out {out} exists already, and released vectors cannot be made again without a second charge; "
+            "give another name, or delete the file"
+        )
+
+
+def _save(vectors: SteeringVectors, out: Path) -> None:
+    """Write charged vectors: neither they nor a file that got the name since :func:`_check_target` may be lost."""
+    try:
+        vectors.save(out, replace=False)
+    except FileExistsError as error:
+        spare = _spare(out)
+        vectors.save(spare, replace=False)
+        raise FileExistsError(
+            f"--out {out} appeared meanwhile and stays as it is; the vectors are in {spare}"
+        ) from error
+
+
+def _spare(out: Path) -> Path:
+    """Name beside ``out`` that nobody has."""
+    return out.with_stem(f"{out.stem}-{secrets.token_hex(4)}")
 
 
 def _private(lm: LM, given: Pairs, layers: Sequence[int]) -> np.ndarray:

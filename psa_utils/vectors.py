@@ -42,14 +42,15 @@ class SteeringVectors:
         layers = tuple(self.layers[i] for i in order)
         return hashlib.sha256(repr(layers).encode() + self.values[order].tobytes()).hexdigest()
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, replace: bool = True) -> None:
         """Write the file whole or not at all.
 
         Raises:
+            FileExistsError: the file exists and is not to be replaced.
             OSError: the disk does not take it.
         """
         tensors = {f"layer.{layer}": row for layer, row in zip(self.layers, self.values, strict=True)}
-        with paths.atomic(path) as temporary:
+        with paths.atomic(path, replace=replace) as temporary:
             try:
                 save_file(tensors, temporary, metadata={RECORD: json.dumps(dict(self.record), sort_keys=True)})
             except SafetensorError as error:

@@ -385,17 +385,18 @@ def test_release_hands_every_option_over_and_prints_where(monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(release, "release", lambda **options: calls.append(options))
     more = (
-        "--revision abc --delta 1e-6 --layers 13,11 --estimator shared --multiplier -0.5 "
-        "--ledger l --budget 3 --demonstration 7"
+        "--revision abc --dtype bfloat16 --device cuda --delta 1e-6 --layers 13,11 --estimator shared "
+        "--multiplier -0.5 --ledger l --budget 3 --demonstration 7"
     )
     assert psa(*RELEASE) == psa(*RELEASE, *more.split()) == 0
     assert capsys.readouterr().out == "v.safetensors\n" * 2
     plain = {"model": "m", "pairs": Path("p.jsonl"), "epsilon": 1.0, "out": Path("v.safetensors"), "delta": 1e-5}
+    plain |= {"dtype": "float32", "device": "cpu"}
     unset = dict.fromkeys(["revision", "layers", "estimator", "multiplier", "ledger", "budget", "demonstration"])
     assert calls[0] == {**plain, **unset}
     assert calls[1] == {
-        **plain, "revision": "abc", "delta": 1e-6, "layers": (11, 13), "estimator": "shared", "multiplier": -0.5,
-        "ledger": Path("l"), "budget": 3.0, "demonstration": 7,
+        **plain, "revision": "abc", "dtype": "bfloat16", "device": "cuda", "delta": 1e-6, "layers": (11, 13),
+        "estimator": "shared", "multiplier": -0.5, "ledger": Path("l"), "budget": 3.0, "demonstration": 7,
     }  # fmt: skip
 
 

@@ -39,6 +39,33 @@ def test_blocks_are_what_the_best_factors_do_and_james_stein_nearly(sigma):
     assert expected - 0.04 < simulated(sigma, ENERGIES, SIZES, oracle=False) < expected + 0.01
 
 
+def few_pairs(width: int) -> np.ndarray:
+    """Mean of 24 unit-norm differences (width,) that share a direction; its norm is about 0.64."""
+    rng = seeding.rng(0, "few pairs", width)
+    rows = rng.normal(size=width) + 1.3 * rng.normal(size=(24, width))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).mean(axis=0)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0, 32.0])
+def test_a_wide_release_of_few_pairs_is_as_good_as_planned(epsilon):
+    """d = 4096, n = 24: noise 2/(n mu) straight on the mean, 400 times; cosines written out, without the package's."""
+    mean, draws = few_pairs(4096), 400
+    sigma = 2 / 24 / accounting.mu_for_epsilon(epsilon, 1e-5)
+    noisy = mean + sigma * seeding.rng(0, "wide", str(epsilon)).standard_normal((draws, 4096))
+    cosines = noisy @ mean / np.linalg.norm(noisy, axis=1) / np.linalg.norm(mean)
+    expected = planning.expected_cosine(sigma, [mean @ mean], [4096])
+    assert abs(cosines.mean() - expected) < 3 * cosines.std() / math.sqrt(draws)
+
+
+@pytest.mark.parametrize("sigma", [0.005, 0.02])
+def test_a_wide_release_in_blocks_is_as_good_as_planned(sigma):
+    """d = 4096: most energy in few public directions, as an eigenbasis of public pairs leaves it."""
+    sizes = [64, 448, 3584]
+    energies = [0.25, 0.09, 0.04]
+    expected = planning.expected_cosine(sigma, energies, sizes)
+    assert simulated(sigma, energies, sizes, oracle=True) == pytest.approx(expected, abs=0.005)
+
+
 @given(target=st.floats(0.05, 0.95), epsilon=st.floats(0.1, 8), radius=st.sampled_from([1.0, 5**0.5]))
 @settings(deadline=None, max_examples=50)
 def test_n_is_the_smallest_that_reaches_the_target(target, epsilon, radius):

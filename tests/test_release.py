@@ -1,5 +1,6 @@
 """``psa release`` from end to end on a tiny model: order of events, what the record says, what is refused and when."""
 
+import errno
 import json
 import math
 import shutil
@@ -17,9 +18,11 @@ from psa_utils import (
     cli,
     describe,
     estimators,
+    mechanism,
     models,
     packaged,
     pairs,
+    paths,
     record,
     safe_noise,
     steering,
@@ -143,8 +146,8 @@ def test_the_record_follows_from_the_estimator(folder, once, name, chosen):
 
 def test_every_estimator_that_reads_private_data_can_be_released(folder, once):
     for name in set(ESTIMATORS) - {"public-only"}:
-        kept = release(folder, estimator=name, layers=(2, 3))
-        assert record.read(folder / "made" / "v.safetensors")[1] == kept
+        kept = release(folder, name=name, estimator=name, layers=(2, 3))
+        assert record.read(folder / "made" / f"{name}.safetensors")[1] == kept
         assert kept.mu <= accounting.mu_for_epsilon(EPSILON, DELTA) * (1 + 1e-9), name
 
 
@@ -168,7 +171,7 @@ def test_with_users_the_person_is_the_unit(folder, once, monkeypatch):
 
 def test_the_records_suggested_strength_is_the_owners_or_the_public_one(folder, once):
     assert release(folder).multiplier == releasing.MULTIPLIER
-    assert release(folder, multiplier=-2.0).multiplier == -2.0
+    assert release(folder, name="w", multiplier=-2.0).multiplier == -2.0
 
 
 def test_no_path_of_a_local_model_enters_the_file(folder, monkeypatch):
@@ -176,9 +179,30 @@ def test_no_path_of_a_local_model_enters_the_file(folder, monkeypatch):
     shutil.copytree(packaged.tiny_random(), local)
     assert release(folder, model=str(local)).model.id == "mine"
     monkeypatch.chdir(local)
-    assert release(folder, model=".", ledger=folder / "l").model.id == "mine"
-    for file in (folder / "made" / "v.safetensors", folder / "l"):
+    assert release(folder, name="w", model=".", ledger=folder / "l").model.id == "mine"
+    for file in (folder / "made" / "v.safetensors", folder / "made" / "w.safetensors", folder / "l"):
         assert b"home-of-ann" not in file.read_bytes()
+
+
+def test_device_and_dtype_reach_the_model(folder, monkeypatch, tiny):
+    asked = []
+    monkeypatch.setattr(releasing, "load", lambda name, **options: asked.append((name, options)) or tiny)
+    assert run(folder) == 0
+    assert run(folder, "--dtype", "bfloat16", "--device", "auto", "--out", folder / "made" / "w.safetensors") == 0
+    assert asked == [
+        ("tiny-random", {"revision": None, "dtype": "float32", "device": "cpu"}),
+        ("tiny-random", {"revision": None, "dtype": "bfloat16", "device": "auto"}),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_rounds_activations_and_changes_no_guarantee(folder, dtype):
+    seeded = {"demonstration": 3, "estimator": "unit", "epsilon": 50.0}
+    full, half = (release(folder, name=name, dtype=name, **seeded) for name in ("float32", dtype))
+    assert (half.mu, half.sigma, half.epsilons, half.model) == (full.mu, full.sigma, full.epsilons, full.model)
+    a, b = values(folder, "float32"), values(folder, dtype)
+    assert not np.array_equal(a, b)
+    assert mechanism.cosine(a, b).min() > 0.99
 
 
 # Noise
@@ -256,8 +280,10 @@ def test_whatever_stops_a_release_after_the_charge_leaves_the_charge_and_no_vect
     assert made(folder) == []
 
 
-def test_a_disk_that_fills_up_after_the_charge_keeps_the_old_file(folder, once, monkeypatch, capsys):
-    old = write(folder / "made" / "v.safetensors", [{"old": 1}]).read_bytes()
+def test_a_disk_that_fills_up_after_the_charge_leaves_the_old_files_and_nothing_half_written(
+    folder, once, monkeypatch, capsys
+):
+    old = write(folder / "made" / "old.safetensors", [{"old": 1}]).read_bytes()
 
     def full(_tensors, path, **_options):
         Path(path).write_bytes(b"half")
@@ -266,8 +292,68 @@ def test_a_disk_that_fills_up_after_the_charge_keeps_the_old_file(folder, once, 
     monkeypatch.setattr(vectors, "save_file", full)
     assert run(folder, "--ledger", folder / "l") == 1
     assert "cannot write" in capsys.readouterr().err
-    assert (folder / "made" / "v.safetensors").read_bytes() == old
+    assert spent(folder) == 1
+    assert (folder / "made" / "old.safetensors").read_bytes() == old
+    assert made(folder) == ["old.safetensors"]
+
+
+def meanwhile(folder: Path, monkeypatch) -> bytes:
+    """Another program makes the target once the charge is on disk; returns what it wrote."""
+    draw = releasing._draw
+
+    def slow(*args):
+        write(folder / "made" / "v.safetensors", [{"of": "somebody else"}])
+        return draw(*args)
+
+    monkeypatch.setattr(releasing, "_draw", slow)
+    return b'{"of": "somebody else"}\n'
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_target_that_appears_after_the_charge_stays_and_the_vectors_are_kept(
+    folder, once, monkeypatch, capsys, links
+):
+    """Also on a file system without hard links."""
+    theirs = meanwhile(folder, monkeypatch)
+    if not links:
+        monkeypatch.setattr(paths.os, "link", lambda *_: no_links())
+    assert run(folder, "--ledger", folder / "l") == 1
+    out, err = capsys.readouterr()
+    (spare,) = set(made(folder)) - {"v.safetensors"}
+    assert out == ""
+    assert f"v.safetensors appeared meanwhile and stays as it is; the vectors are in {folder}" in err
+    assert spare in err
+    assert (folder / "made" / "v.safetensors").read_bytes() == theirs
+    assert record.read(folder / "made" / spare)[1].n == N
+    assert spent(folder) == 1
+
+
+def test_a_name_that_is_not_refused_is_short_enough_to_the_end(folder, once, monkeypatch):
+    """Up to 255 bytes, of which a temporary file beside a taken target needs 19 more than the target."""
+    longest = "v" * (255 - 19 - len(".safetensors"))
+    draw = releasing._draw
+    monkeypatch.setattr(releasing, "_draw", lambda *args: write(target(longest), []) and draw(*args))
+
+    def target(name: str) -> Path:
+        return folder / "made" / f"{name}.safetensors"
+
+    with pytest.raises(OSError, match=r"File name too long.* nothing was charged"):
+        release(folder, name=f"{longest}v", ledger=folder / "l")
+    assert not (folder / "l").exists()
+    with pytest.raises(FileExistsError, match="appeared meanwhile"):
+        release(folder, name=longest, ledger=folder / "l")
+    assert (spent(folder), len(made(folder))) == (1, 2)
+
+
+def test_a_file_system_without_hard_links_will_do(folder, once, monkeypatch):
+    monkeypatch.setattr(paths.os, "link", lambda *_: no_links())
+    kept = release(folder)
+    assert record.read(folder / "made" / "v.safetensors")[1] == kept
     assert made(folder) == ["v.safetensors"]
+
+
+def no_links() -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
 def run(folder: Path, *more) -> int:
@@ -291,10 +377,26 @@ def test_the_second_release_is_refused_and_the_first_stays(folder, once, capsys)
     assert run(folder, *budget) == 0
     first = (folder / "made" / "v.safetensors").read_bytes()
     capsys.readouterr()
-    assert run(folder, *budget) == 1
+    assert run(folder, *budget, "--out", folder / "made" / "w.safetensors") == 1
     assert "4 is spent and this release alone costs 4" in capsys.readouterr().err
     assert (folder / "made" / "v.safetensors").read_bytes() == first
+    assert made(folder) == ["v.safetensors"]
     assert spent(folder) == 1
+
+
+def test_the_same_command_twice_is_refused_before_the_model_is_loaded(folder, once, monkeypatch, capsys):
+    target = folder / "made" / "v.safetensors"
+    assert run(folder, "--ledger", folder / "l") == 0
+    first, ledger = target.read_bytes(), (folder / "l").read_bytes()
+    capsys.readouterr()
+    monkeypatch.setattr(releasing, "load", lambda *_a, **_o: pytest.fail("the model was loaded"))
+    assert run(folder, "--ledger", folder / "l") == 1
+    assert capsys.readouterr().err == (
+        f"psa release: --out {target} exists already, and released vectors cannot be made again without a second "
+        "charge; give another name, or delete the file\n"
+    )
+    assert (target.read_bytes(), (folder / "l").read_bytes()) == (first, ledger)
+    assert made(folder) == ["v.safetensors"]
 
 
 def test_the_second_record_lists_the_first_by_the_ledgers_bound(folder, once):
@@ -337,6 +439,8 @@ REFUSED = {
         "item 2: ",
     ),
     "unknown model": (lambda f: ["--model", "nobody/nothing"], "model='nobody/nothing' is no packaged model"),
+    "unknown dtype": (lambda f: ["--dtype", "int3"], "dtype='int3' is unknown; choose one of float32, bfloat16"),
+    "no GPU": (lambda f: ["--device", "cuda:99"], "device"),
     "unknown estimator": (lambda f: ["--estimator", "best"], "estimator='best' is unknown; choose one of"),
     "nothing private": (lambda f: ["--estimator", "public-only"], "--estimator public-only reads no private data"),
     "layer past the end": (lambda f: ["--layers", "5,6"], "layers=[5, 6] must be distinct, 0-based blocks from 0 to 5"),
@@ -349,6 +453,11 @@ REFUSED = {
     "negative seed": (lambda f: ["--demonstration=-1"], "--demonstration -1 is no seed"),
     "wrong suffix": (lambda f: ["--out", f / "made" / "v.npz"], "must end in .safetensors"),
     "target a folder": (lambda f: ["--out", f / "made"], "must end in .safetensors"),
+    "target there already": (
+        lambda f: ["--out", write(f / "old.safetensors", [])],
+        "old.safetensors exists already, and released vectors cannot be made again",
+    ),
+    "target a link to nothing": (lambda f: ["--out", link_at(f / "v.safetensors")], "v.safetensors exists already"),
     "target a folder with the suffix": (lambda f: ["--out", folder_at(f / "v.safetensors")], "it is a folder"),
     "target below a file": (lambda f: ["--out", f / "pairs.jsonl" / "v.safetensors"], "Not a directory"),
     "target's name too long": (lambda f: ["--out", f / f"{'v' * 240}.safetensors"], "File name too long"),
@@ -366,9 +475,14 @@ def folder_at(path: Path) -> Path:
     return path
 
 
+def link_at(path: Path) -> Path:
+    path.symlink_to("nothing")
+    return path
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_nothing_charged_and_nothing_written(case, folder, tiny, monkeypatch, capsys):
-    if case != "unknown model":
+    if case not in ("unknown model", "unknown dtype", "no GPU"):
         monkeypatch.setattr(releasing, "load", lambda name, **_: tiny)
     monkeypatch.setattr(safe_noise, "release_mean", lambda *_a, **_o: pytest.fail("noise was drawn"))
     change, message = REFUSED[case]

@@ -124,6 +124,19 @@ def test_atomic_keeps_the_old_file_when_writing_fails(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_atomic_without_replacing_keeps_a_file_that_came_meanwhile(tmp_path):
+    target = tmp_path / "table.csv"
+    with paths.atomic(target, replace=False) as temporary:
+        temporary.write_text("first")
+    with (
+        pytest.raises(FileExistsError, match=r"table.csv exists already; choose another name"),
+        paths.atomic(target, replace=False) as temporary,
+    ):
+        temporary.write_text("second")
+    assert target.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [target]
+
+
 @pytest.mark.parametrize("kind", ["arrays", "frame"])
 def test_stages_are_kept_under_their_key_and_recomputed_when_damaged(tmp_path, kind):
     calls = []
