@@ -1,6 +1,6 @@
 """The sweeps of notebook 04 (noise, clip, layers, strength), each scored once and kept."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,9 +37,14 @@ class Sweeps:
     @classmethod
     def of(cls, profile: Profile, seed: int, lm: LM, behaviour: str) -> "Sweeps":
         """Read what notebook 01 kept; score on the first ``n_sweep`` test items, in the main format."""
-        fmt, items = profile.formats[0], stages.items(profile, behaviour, "test")[: profile.n_sweep]
+        fmt = profile.formats[0]
         raw = stages.extracted(profile, behaviour, fmt)
-        return cls(profile, seed, behaviour, fmt, raw, Bench(profile, lm, items, fmt))
+        return cls(profile, seed, behaviour, fmt, raw, Bench(profile, lm, (), fmt)).on(profile.n_sweep)
+
+    def on(self, n: int | None) -> "Sweeps":
+        """The same vectors, scored on the first ``n`` test items."""
+        items = stages.items(self.profile, self.behaviour, "test")[:n]
+        return replace(self, bench=Bench(self.profile, self.bench.lm, items, self.fmt))
 
     def noise(self) -> Iterator[Variant]:
         """PSA at every sigma in both recipes; sigma 0 is the clipped mean."""
@@ -130,39 +135,54 @@ def layers(sweeps: Sweeps) -> pd.DataFrame:
     With j layers instead of the profile's k, sigma is multiplied by sqrt(j / k), which leaves
     mu = sqrt(j) 2 / (n sigma) as it is, and the multiplier by k / j.
     """
-    frames = []
-    for name, chosen in windows(sweeps.profile, len(sweeps.bench.lm.blocks)).items():
-        there = _at(sweeps, chosen)
-        labels = {"window": name, "blocks": f"{chosen[0]}-{chosen[-1]}"}
+    frames, chosen = [], windows(sweeps.profile, len(sweeps.bench.lm.blocks))
+    known = _by_block(sweeps, {block for window in chosen.values() for block in window})
+    for name, window in chosen.items():
+        there = _at(sweeps, window, known)
+        labels = {"window": name, "blocks": f"{window[0]}-{window[-1]}"}
         variants = list(there.mean_and_psa(**labels))
         frames.append(scored(there, f"layers-{labels['blocks']}", variants).assign(**labels))
     return pd.concat(frames, ignore_index=True)
 
 
-def _at(sweeps: Sweeps, chosen: tuple[int, ...]) -> Sweeps:
-    """The same sweep at other layers; differences that notebook 01 did not keep are extracted."""
-    share = len(chosen) / len(sweeps.profile.layers)
+ByBlock = dict[int, tuple[np.ndarray, np.ndarray]]
+"""Private (n, d) and public (m, d) differences by block."""
+
+
+def _by_block(sweeps: Sweeps, blocks: Collection[int]) -> ByBlock:
+    """Differences at all ``blocks``; those that notebook 01 did not keep are extracted, all in one pass."""
+    own = _columns(sweeps.profile.layers, sweeps.raw.private, sweeps.raw.public)
+    missing = tuple(sorted(set(blocks) - set(own)))
+    if not missing:
+        return own
+    profile = replace(sweeps.profile, layers=missing)
+    options = {"fmt": sweeps.fmt, "stage": f"{STAGE}/blocks"}
+    sides = (
+        stages.differences(profile, sweeps.bench.lm, sweeps.behaviour, split, **options) for split in stages.SPLITS
+    )
+    return own | _columns(missing, *sides)
+
+
+def _columns(layers: Sequence[int], private: np.ndarray, public: np.ndarray) -> ByBlock:
+    return {layer: (private[:, i], public[:, i]) for i, layer in enumerate(layers)}
+
+
+def _at(sweeps: Sweeps, window: tuple[int, ...], known: ByBlock) -> Sweeps:
+    """The same sweep at other layers."""
+    share = len(window) / len(sweeps.profile.layers)
     profile = replace(
         sweeps.profile,
-        layers=chosen,
+        layers=window,
         sigma=sweeps.profile.sigma * np.sqrt(share),
         multiplier=sweeps.profile.multiplier / share,
     )
-    if set(chosen) <= set(sweeps.profile.layers):
-        columns = [sweeps.profile.layers.index(layer) for layer in chosen]
-        found = sweeps.raw.private[:, columns], sweeps.raw.public[:, columns]
-    else:
-        stage = f"{STAGE}/blocks-{chosen[0]}-{chosen[-1]}"
-        found = (
-            stages.differences(profile, sweeps.bench.lm, sweeps.behaviour, split, sweeps.fmt, stage=stage)
-            for split in stages.SPLITS
-        )
-    return replace(sweeps, profile=profile, raw=Extracted.of(profile, *found))
+    private, public = (np.stack(side, axis=1) for side in zip(*(known[block] for block in window), strict=True))
+    return replace(sweeps, profile=profile, raw=Extracted.of(profile, private, public))
 
 
 def fluency(sweeps: Sweeps, name: str, variants: Sequence[Variant]) -> pd.DataFrame:
-    """What variants cost: ``loss`` in mean log-probability per token (nats) of ordinary text; kept on disk."""
-    lm, text = sweeps.bench.lm, calibrate.ordinary_text()
+    """What variants cost: ``loss`` in mean log-probability per token (nats) of every other ordinary sentence; kept."""
+    lm, text = sweeps.bench.lm, calibrate.ordinary_text()[::2]
     key = store.key_of(
         model=lm.revision,
         dtype=sweeps.profile.dtype,

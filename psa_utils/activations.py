@@ -3,6 +3,7 @@
 h_l is the output of decoder block l (0-based) at the answer's read token (paper, Section 3).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -29,7 +30,8 @@ def differences(
 ) -> np.ndarray:
     """Activation differences of contrastive pairs, float32 (n, k, d).
 
-    What else is in a batch does not matter: padding is masked and every pair has its own positions.
+    What else is in a batch does not matter: padding is masked and every pair has its own positions. Pairs with the same
+    prompt share one pass over it.
 
     Args:
         lm: the model.
@@ -49,12 +51,19 @@ def differences(
     chosen = lm.check_layers(layers)
     if not pairs:
         raise ValueError("pairs is empty; give at least one contrastive pair")
-    engine = Engine(lm, packing.rows_of(lm, pairs, fmt, template=template), batch_tokens=batch_tokens)
+    rows, places = packing.branching(packing.rows_of(lm, pairs, fmt, template=template), batch_tokens)
+    engine = Engine(lm, rows, batch_tokens=batch_tokens)
+    read = defaultdict(list)
+    for pair, (row, first) in enumerate(places):
+        read[row].append((pair, first))
     result = np.empty((len(pairs), len(chosen), lm.width), np.float32)
     with tqdm(total=len(pairs), desc="pairs", disable=None, leave=False) as bar, recording(lm, chosen) as hidden:
         for index, batch, _ in engine.hidden():
-            result[index] = _differences(lm, [engine.rows[i] for i in index], batch, hidden, fmt)
-            bar.update(len(index))
+            numbers, *where = zip(
+                *((pair, b, first) for b, row in enumerate(index) for pair, first in read[row]), strict=True
+            )
+            result[list(numbers)] = _differences(lm, [engine.rows[i] for i in index], *where, batch, hidden, fmt)
+            bar.update(len(numbers))
     if finite:
         _check_finite(result, lm)
     return result
@@ -79,20 +88,28 @@ def read_tokens(lm: LM, pairs: Sequence[Item], *, fmt: str = "text", template: s
 
 
 def _differences(
-    lm: LM, rows: Sequence[packing.Row], batch: packing.Batch, hidden: Mapping[int, Tensor], fmt: str
+    lm: LM,
+    rows: Sequence[packing.Row],
+    which: Sequence[int],
+    firsts: Sequence[int],
+    batch: packing.Batch,
+    hidden: Mapping[int, Tensor],
+    fmt: str,
 ) -> np.ndarray:
-    b = torch.arange(len(rows))
+    """Pair j is answers ``firsts[j]`` and the next of row ``which[j]``."""
+    b = torch.tensor(which)
     sides = []
-    for answer in (0, 1):
-        columns = torch.tensor([packing.read_column(lm, row, answer, fmt) for row in rows])
-        _assert_read(rows, answer, columns, batch.ids[b, columns])
+    for side in (0, 1):
+        asked = [(rows[row], first + side) for row, first in zip(which, firsts, strict=True)]
+        columns = torch.tensor([packing.read_column(lm, row, answer, fmt) for row, answer in asked])
+        _assert_read(asked, columns, batch.ids[b, columns])
         sides.append(torch.stack([layer[b, columns].float().cpu() for layer in hidden.values()], 1))
     return (sides[0] - sides[1]).numpy()
 
 
-def _assert_read(rows: Sequence[packing.Row], answer: int, columns: Tensor, tokens: Tensor) -> None:
-    """The tokens at the columns read are tokens of this answer: never padding, the prompt or the other answer."""
-    for row, column, token in zip(rows, columns.tolist(), tokens.tolist(), strict=True):
+def _assert_read(asked: Sequence[tuple[packing.Row, int]], columns: Tensor, tokens: Tensor) -> None:
+    """The tokens at the columns read are tokens of this answer: never padding, the prompt or another answer."""
+    for (row, answer), column, token in zip(asked, columns.tolist(), tokens.tolist(), strict=True):
         span = row.span(answer)
         assert column in range(span.start, span.stop), f"column {column} lies outside the answer's {span}"
         assert token == row.answers[answer][column - span.start], f"token {token} is not the answer's"

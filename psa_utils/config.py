@@ -60,6 +60,8 @@ class Profile:
     n_test: int | None = None
     n_sweep: int | None = None
     """Test items per behaviour in the sweeps of notebook 04."""
+    n_estimators: int | None = None
+    """Test items per behaviour on which notebook 04 steers with estimators."""
     n_open: int | None = None
     """Open-ended prompts per behaviour."""
     n_knowledge: int | None = None
@@ -137,7 +139,7 @@ def _check(p: Profile) -> None:
         "batch_tokens": p.batch_tokens >= 1,
         **{
             name: _at_least_two(getattr(p, name))
-            for name in ("n_train", "n_test", "n_sweep", "n_open", "n_knowledge", "few_items")
+            for name in ("n_train", "n_test", "n_sweep", "n_open", "n_knowledge", "few_items", "n_estimators")
         },
         "few_seeds": 1 <= p.few_seeds <= p.noise_seeds,
         "temperature": p.temperature >= 0,

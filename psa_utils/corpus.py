@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from tqdm import tqdm
 
 from . import activations, data, paths, store
 from .config import BEHAVIOURS
@@ -55,20 +54,18 @@ def in_form(item: data.Item, form: str) -> data.Item:
 
 def differences(lm: LM, layers: Sequence[int]) -> list[np.ndarray]:
     """Differences (280, k, d) of every form at ``layers``, text answers, kept in the cache folder for the next use."""
-    found = []
-    for form in tqdm(FORMS, desc="public pairs", disable=None, leave=False):
-        items = pairs(form)
-        key = store.key_of(
-            model=lm.revision,
-            dtype=str(lm.model.dtype),
-            layers=list(layers),
-            items=data.digest(items),
-            code=store.code_of("activations", "engine", "packing", "models"),
-        )
-        path = paths.cache() / "public" / f"{key[:16]}.safetensors"
-        kept = store.arrays(path, key, lambda i=items: {"differences": activations.differences(lm, i, layers=layers)})
-        found.append(kept["differences"])
-    return found
+    # All forms in one go, since they share their prompts.
+    items = [item for form in FORMS for item in pairs(form)]
+    key = store.key_of(
+        model=lm.revision,
+        dtype=str(lm.model.dtype),
+        layers=list(layers),
+        items=data.digest(items),
+        code=store.code_of("activations", "engine", "packing", "models"),
+    )
+    path = paths.cache() / "public" / f"{key[:16]}.safetensors"
+    kept = store.arrays(path, key, lambda: {"differences": activations.differences(lm, items, layers=layers)})
+    return np.split(kept["differences"], len(FORMS))
 
 
 def of_others(behaviour: str) -> np.ndarray:

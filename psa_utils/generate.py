@@ -101,7 +101,10 @@ def _decode(
 def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     if temperature == 0:
         return logits.argmax(dim=1)
-    return torch.multinomial((logits / temperature).softmax(dim=1), 1, generator=generator)[:, 0]
+    # One uniform number a row, not one exponential a word as `multinomial` draws; double, for 50,000 words add up.
+    cumulative = (logits / temperature).softmax(dim=1).cumsum(dim=1, dtype=torch.float64)
+    drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64, device=logits.device)
+    return torch.searchsorted(cumulative, drawn * cumulative[:, -1:])[:, 0]
 
 
 def _end_tokens(lm: LM) -> Tensor:

@@ -58,8 +58,10 @@ class LM:
     def device(self) -> torch.device:
         """Device of the input embeddings, where token ids go; of offloaded ones that which they are computed on."""
         embeddings = self.model.get_input_embeddings()
-        if embeddings.weight.is_meta:  # accelerate's hook fetches the weights for every call
-            return torch.device(embeddings._hf_hook.execution_device)
+        if embeddings.weight.is_meta:  # accelerate's hook, or one of several, fetches the weights for every call
+            hooks = getattr(embeddings._hf_hook, "hooks", [embeddings._hf_hook])
+            devices = [getattr(hook, "execution_device", None) for hook in hooks]
+            return torch.device(next(device for device in devices if device is not None))
         return embeddings.weight.device
 
     @property

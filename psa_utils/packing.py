@@ -19,6 +19,8 @@ PADDING = -1
 PROMPT = 0
 MIN_FILLED = 7 / 8
 """Shortest row of a batch, in units of its longest."""
+CHEAP = 64
+"""Padding that costs less time than another pass through the weights."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,25 @@ def rows_of(lm: LM, items: Sequence[Item], fmt: str, *, template: str = "chat") 
     return rows
 
 
+def branching(rows: Sequence[Row], tokens: int) -> tuple[list[Row], list[tuple[int, int]]]:
+    """Put rows with the same prompt into one, up to ``tokens`` long; with each one's new row and first answer there.
+
+    >>> merged, places = branching([Row((1, 2), ((7,),)), Row((3,), ((8,),)), Row((1, 2), ((9,), (5,)))], 100)
+    >>> merged[0].answers, places
+    (((7,), (9,), (5,)), [(0, 0), (1, 0), (0, 1)])
+    """
+    merged: list[Row] = []
+    places, last = [], {}
+    for row in rows:
+        at = last.get(row.prompt)
+        if at is None or len(merged[at]) + len(row) - len(row.prompt) > tokens:
+            at = last[row.prompt] = len(merged)
+            merged.append(Row(row.prompt, ()))
+        places.append((at, len(merged[at].answers)))
+        merged[at] = Row(row.prompt, merged[at].answers + row.answers)
+    return merged, places
+
+
 def read_column(lm: LM, row: Row, answer: int, fmt: str) -> int:
     """Column of the token whose activation stands for an answer.
 
@@ -121,16 +142,19 @@ def _allowed(branch: Tensor) -> Tensor:
 
 
 def batches(rows: Sequence[Row], tokens: int) -> Iterator[list[int]]:
-    """Yield row numbers in batches of at most ``tokens`` padded tokens, long rows first, none more than 1/8 padding.
+    """Yield row numbers in batches of at most ``tokens`` padded tokens, long rows first.
 
-    >>> rows = [Row((1,) * n, ((2,),)) for n in (3, 9, 3, 4)]
-    >>> list(batches(rows, 12)), list(batches(rows, 1))
-    ([[1], [3], [0, 2]], [[1], [3], [0], [2]])
+    No row is more than 1/8 padding, unless the padding of the whole batch is :data:`CHEAP`.
+
+    >>> rows = [Row((1,) * n, ((2,),)) for n in (30, 99, 30, 40)]
+    >>> list(batches(rows, 130)), list(batches(rows, 1))
+    ([[1], [3, 0, 2]], [[1], [3], [0], [2]])
     """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     while order:
-        longest = len(rows[order[0]])
-        most = order[: max(1, tokens // longest)]
-        batch = list(itertools.takewhile(lambda i: len(rows[i]) >= MIN_FILLED * longest, most))  # noqa: B023
-        yield batch
-        order = order[len(batch) :]
+        lengths = [len(rows[i]) for i in order[: max(1, tokens // len(rows[order[0]]))]]
+        padding = itertools.accumulate(lengths[0] - length for length in lengths)
+        fits = (n >= MIN_FILLED * lengths[0] or p <= CHEAP for n, p in zip(lengths, padding, strict=True))
+        size = sum(1 for _ in itertools.takewhile(bool, fits))
+        yield order[:size]
+        order = order[size:]

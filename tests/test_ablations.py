@@ -136,7 +136,7 @@ def test_windows_cost_the_same_privacy_and_push_as_hard(one_block, smoke):
     n = len(one_block.raw.private)
     mu = accounting.gdp_mu(n=n, sigma=one_block.profile.sigma, layers=1)
     for chosen in layers.values():
-        there = ablations._at(one_block, chosen).profile
+        there = ablations._at(one_block, chosen, ablations._by_block(one_block, chosen)).profile
         assert there.layers == chosen
         assert accounting.gdp_mu(n=n, sigma=there.sigma, layers=len(chosen)) == pytest.approx(mu)
         assert there.multiplier * len(chosen) == pytest.approx(one_block.profile.multiplier)
@@ -144,7 +144,7 @@ def test_windows_cost_the_same_privacy_and_push_as_hard(one_block, smoke):
 
 @pytest.mark.parametrize("chosen", [(4,), (1, 2, 3)])
 def test_windows_read_their_own_blocks(one_block, smoke, chosen):
-    there = ablations._at(one_block, chosen)
+    there = ablations._at(one_block, chosen, ablations._by_block(one_block, chosen))
     for side, split in (("private", "train"), ("public", "public")):
         pairs = stages.items(smoke.profile, "refusal", split)
         plain = activations.differences(smoke.lm, pairs, layers=chosen)
@@ -158,7 +158,7 @@ def test_windows_read_their_own_blocks(one_block, smoke, chosen):
 
 def test_blocks_already_extracted_are_not_extracted_again(sweeps, smoke, monkeypatch):
     monkeypatch.setattr(activations, "differences", lambda *a, **k: pytest.fail("extracted again"))
-    there = ablations._at(sweeps, (2,))
+    there = ablations._at(sweeps, (2,), ablations._by_block(sweeps, (2,)))
     np.testing.assert_array_equal(there.raw.private, sweeps.raw.private[:, 1:2])
     np.testing.assert_array_equal(there.raw.public, sweeps.raw.public[:, 1:2])
     np.testing.assert_allclose(there.raw.clip, sweeps.raw.clip[1:2])
@@ -191,7 +191,7 @@ def test_windows_lie_in_the_model_and_differ(profile):
 def test_fluency_is_what_a_text_loses_per_token(sweeps, smoke):
     variants = by_label(sweeps.strength(), method="PSA")[::3]
     costs = ablations.fluency(sweeps, "try", variants)
-    text = ablations.calibrate.ordinary_text()
+    text = ablations.calibrate.ordinary_text()[::2]
     plain = evaluate.text_log_probability(smoke.lm, text).mean()
     for variant, row in zip(variants, costs.itertuples(), strict=True):
         with steering.apply(smoke.lm, variant.vector, multiplier=variant.multiplier):

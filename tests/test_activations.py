@@ -27,6 +27,22 @@ def test_batch_composition_does_not_matter(lm, items):
     np.testing.assert_allclose(together, reverse, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("batch_tokens", [90, 1024])
+def test_pairs_that_ask_the_same_share_its_pass(lm, items, batch_tokens):
+    """Among others, in rows of one, two and, where the budget ends a row, again one."""
+    reworded = [dataclasses.replace(item, options=("Yes", "No", "Why not?")) for item in items]
+    pairs = [
+        *reworded,
+        *items,
+        *(dataclasses.replace(item, options=("Agreed.", "Never!", "So?")) for item in items[:2]),
+    ]
+    together = activations.differences(lm, pairs, layers=LAYERS, batch_tokens=batch_tokens)
+    plain = [reference.difference(lm, pair, LAYERS, "text") for pair in pairs]
+    np.testing.assert_allclose(together, plain, atol=1e-4, rtol=1e-4)
+    rows, _ = packing.branching(packing.rows_of(lm, pairs, "text"), batch_tokens)
+    assert len(items) <= len(rows) < len(pairs)
+
+
 def test_layer_is_the_block_output(llama, items):
     """Block l's output is hidden_states[l + 1] of transformers."""
     prompt, answer = reference.encode(llama, items[0], 0, "text")

@@ -178,7 +178,7 @@ def test_batches_hold_every_row_once_within_the_budget_and_with_little_padding(r
     for batch in batches:
         lengths = [len(rows[i]) for i in batch]
         assert len(batch) == 1 or max(lengths) * len(batch) <= tokens
-        assert min(lengths) >= 7 / 8 * max(lengths)
+        assert min(lengths) >= 7 / 8 * max(lengths) or sum(max(lengths) - n for n in lengths) <= 64
     longest = [max(len(rows[i]) for i in batch) for batch in batches]
     assert longest == sorted(longest, reverse=True), "what needs most memory comes first"
 

@@ -18,7 +18,16 @@ def plain_log_probability(lm, prompt, answer):
 def test_log_probability_is_that_of_the_plain_path_after_its_own_prompt(lm):
     """Answers of one prompt, among others, in rows of one, two and three."""
     users = ("Tea?", "Which day suits you best for the long walk?", "Tea?", "So?", "Tea?", "So?", "Tea?", "And?")
-    said = ("Yes, tea.", "On Friday, after the rain.", "", "No", "No, not for me today.", "So what?", "Tea", "And so on")
+    said = (
+        "Yes, tea.",
+        "On Friday, after the rain.",
+        "",
+        "No",
+        "No, not for me today.",
+        "So what?",
+        "Tea",
+        "And so on",
+    )
     prompts, answers = [lm.encode_chat(user) for user in users], [lm.encode_answer(text) for text in said]
     frame = quality.measure(lm, prompts, answers)
     expected = [

@@ -83,7 +83,8 @@ def test_recipes_show_norms_cosines_and_changes(smoke, scored):
     row = numbers.query("behaviour == 'refusal' and recipe == 'paper' and method == 'PSA'").iloc[0]
     norms = [math.dist(layer, np.zeros(32)) for vector in vectors[2:] for layer in vector.values]
     assert row.norm == pytest.approx(np.mean(norms), rel=1e-5)
-    pick = (scored.behaviour == "refusal") & scored.recipe.isin(["paper", "none"]) & (scored.multiplier >= 0)
+    asked = scored.item < smoke.profile.few_items
+    pick = asked & (scored.behaviour == "refusal") & scored.recipe.isin(["paper", "none"]) & (scored.multiplier >= 0)
     means = scored[pick].groupby("method").probability.mean()
     assert row.probability_change == pytest.approx(means["PSA"] - means["zero-shot"])
     matched = numbers[numbers.recipe == "matched"]
@@ -298,6 +299,7 @@ def test_a_change_of_main_recipe_compares_that_recipe(smoke, scored):
         numbers, _ = reports.comparisons(profile, scored)
         changes[recipe] = numbers.query("behaviour == 'refusal' and treated == 'Mean'").difference.item()
         own = scored[(scored.behaviour == "refusal") & (scored.multiplier >= 0)]
+        own = own if recipe == smoke.profile.recipe else own[own.item < smoke.profile.few_items]
         means = own[own.recipe.isin([recipe, "none"])].groupby("method").probability.mean()
         assert changes[recipe] == pytest.approx(means["Mean"] - means["zero-shot"])
     assert changes["matched"] != changes["paper"]

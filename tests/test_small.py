@@ -45,6 +45,7 @@ def test_every_profile_loads(name):
         ("laptop", {"knowledge": ("trivia",)}, r"knowledge=\('trivia',\)"),
         ("laptop", {"scaling": ("laptop", "desktop")}, r"scaling=\('laptop', 'desktop'\)"),
         ("laptop", {"few_items": 1}, "few_items=1"),
+        ("laptop", {"n_estimators": 0}, "n_estimators=0"),
     ],
 )
 def test_impossible_profiles(name, overrides, message):
