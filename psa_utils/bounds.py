@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import betaincinv, ndtr, ndtri
+from scipy.stats import binom
 
 from . import accounting
 
@@ -183,6 +184,17 @@ def choose_threshold(calibration: Scores, objective: Callable[[Rates], float]) -
     """Threshold with the largest ``objective``, on trials that are counted nowhere else."""
     candidates = calibration.thresholds()
     return float(candidates[np.argmax([objective(calibration.rates(t)) for t in candidates])])
+
+
+def chance_of(refuted: int, audits: int, confidence: float = CONFIDENCE) -> float:
+    """Probability that ``refuted`` or more of independent audits of right claims refute them: each may err.
+
+    Several audits at 95 % are bound to refute a right mechanism now and then; a wrong one fails in most of them.
+
+    >>> round(chance_of(1, 14), 2), round(chance_of(5, 14), 4)
+    (0.51, 0.0004)
+    """
+    return float(binom.sf(refuted - 1, audits, 1 - confidence))
 
 
 def allowed_tpr(fpr: np.ndarray | float, mu: float) -> np.ndarray:

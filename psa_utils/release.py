@@ -7,9 +7,6 @@ layers, scales, eigenbases and strength come from the model's shape and from pub
 """
 
 import math
-import os
-import secrets
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from . import __version__, accounting, activations, corpus, estimators, packing, record, rows, safe_noise
+from . import __version__, accounting, activations, corpus, estimators, packing, record, rows, safe_noise, target
 from . import pairs as private_pairs
 from .estimators import Estimator
 from .ledger import Ledger, Spent
@@ -35,8 +32,6 @@ WINDOW = 5
 FORMAT = "text"
 MULTIPLIER = 0.5
 """Suggested strength, in units of the public mean's norm: what ``make calibrate`` found for the packaged model."""
-PROBE = 2**22
-"""Bytes that must fit on the target's disk: more than the vectors of five layers of any model there is."""
 
 
 def release(
@@ -68,7 +63,7 @@ def release(
     name = estimator or estimators.DEFAULT
     _check_options(name, epsilon, delta, multiplier, ledger, budget, demonstration)
     method, given = estimators.named(name), _read(pairs, delta)
-    _check_target(out, ledger)
+    target.check(out, ledger)
     lm = load(model, revision=revision, dtype=dtype, device=device)
     chosen = lm.check_layers(automatic_layers(len(lm.blocks)) if layers is None else sorted(layers))
     sigma = method.sigma(epsilon, delta, n=given.n, layers=len(chosen))
@@ -94,7 +89,7 @@ def release(
         multiplier=MULTIPLIER if multiplier is None else multiplier,
         also_released=_earlier(spent, mu),
     )
-    _save(SteeringVectors(chosen, vectors.values, made.to_json()), out)
+    target.save(SteeringVectors(chosen, vectors.values, made.to_json()), out)
     return made
 
 
@@ -142,47 +137,6 @@ def _read(path: Path, delta: float) -> Pairs:
             stacklevel=3,
         )
     return given
-
-
-def _check_target(out: Path, ledger: Path | None) -> None:
-    """Find out now, not after a charge, that the target cannot be written. Leaves nothing behind, even if killed."""
-    if out.suffix != ".safetensors":
-        raise ValueError(f"--out {out} must end in .safetensors, the format that carries the privacy record")
-    if ledger is not None and out.resolve() == ledger.resolve():
-        raise ValueError(f"--out {out} is the ledger itself; choose another name")
-    try:
-        if out.is_dir():
-            raise IsADirectoryError("it is a folder; give the name of a file")
-        longest = _spare(out)
-        longest.with_name(f".12345678.{longest.name}").exists()  # refuses a name too long for its temporary file's
-        folder = next(parent for parent in out.absolute().parents if parent.exists())
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(os.urandom(PROBE))
-            probe.flush()
-    except OSError as error:
-        raise OSError(f"cannot write --out {out} ({error}); nothing was charged, choose another place") from error
-    if os.path.lexists(out):
-        raise FileExistsError(
-            f"--out {out} exists already, and released vectors cannot be made again without a second charge; "
-            "give another name, or delete the file"
-        )
-
-
-def _save(vectors: SteeringVectors, out: Path) -> None:
-    """Write charged vectors: neither they nor a file that got the name since :func:`_check_target` may be lost."""
-    try:
-        vectors.save(out, replace=False)
-    except FileExistsError as error:
-        spare = _spare(out)
-        vectors.save(spare, replace=False)
-        raise FileExistsError(
-            f"--out {out} appeared meanwhile and stays as it is; the vectors are in {spare}"
-        ) from error
-
-
-def _spare(out: Path) -> Path:
-    """Name beside ``out`` that nobody has."""
-    return out.with_stem(f"{out.stem}-{secrets.token_hex(4)}")
 
 
 def _private(lm: LM, given: Pairs, layers: Sequence[int]) -> np.ndarray:

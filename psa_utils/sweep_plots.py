@@ -71,9 +71,9 @@ def strength(cells: pd.DataFrame) -> Figure:
         ax.plot(rows.loss, 100 * rows.probability_change, color=PALETTE[method], lw=0.9, zorder=1)
         _points(ax, rows.loss.to_numpy(), rows, method, method)
         for row in rows.itertuples():
-            offset = (4, -9) if method == "PSA" else (-4, 6)
+            offset, side = ((4, -9), "left") if method == "PSA" else ((-4, 5), "right")
             spot = (row.loss, 100 * row.probability_change)
-            ax.annotate(f"{row.multiplier:g}", spot, offset, textcoords="offset points", fontsize=6.5)
+            ax.annotate(f"{row.multiplier:g}", spot, offset, textcoords="offset points", ha=side, fontsize=6.5)
     ax.axhline(0, color="0.7", lw=0.8, ls=":", zorder=0)
     ax.set(xlabel="cost, nats per token of ordinary text", ylabel=CHANGE)
     ax.legend(loc="lower right")

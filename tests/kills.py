@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from psa_utils import activations, cli, paths, safe_noise, vectors
-from psa_utils import release as releasing
+from psa_utils import activations, cli, paths, safe_noise, target, vectors
+from psa_utils import release as _  # noqa: F401  imported here, once for all forks
 from psa_utils.ledger import Ledger
 
 FORK = multiprocessing.get_context("fork")
@@ -83,13 +83,13 @@ def together_at_the_charge(barrier: Any) -> None:
 
 
 def together_at_the_write(barrier: Any) -> None:
-    real = releasing._save
+    real = target.save
 
     def save(*args):
         barrier.wait(timeout=60)
         real(*args)
 
-    releasing._save = save
+    target.save = save
 
 
 def by_name(*points: Callable[..., None]) -> dict[str, Callable[..., None]]:
