@@ -77,7 +77,7 @@ def canaries(rows: pd.DataFrame) -> Figure:
     for i, (adversary, marker) in enumerate(zip(ADVERSARIES, "Dov", strict=True)):
         part = private[private.adversary == adversary]
         style = {"color": ADVERSARIES[adversary], "marker": marker, "ls": "none"}
-        _areas(axes[1], part, label=adversary, shift=SPREAD ** (i - 1), **style)
+        _areas(axes[1], part, label=adversary, shift=SPREAD**i, **style)  # the white box stands at its n, on the curve
     axes[1].set_title("all attackers on PSA")
     for ax in axes:
         ax.axhline(0.5, color="0.7", lw=0.8, ls=":")
