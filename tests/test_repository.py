@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from nbconvert.filters import strip_ansi
 
-from psa_utils import artifacts, calibrate, config, estimation, lockcheck, paths, results
+from psa_utils import artifacts, calibrate, config, estimation, lockcheck, paths, results, sweep_tables
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 README = (paths.ROOT / "README.md").read_text()
@@ -78,7 +78,9 @@ POOLED = {"fig4_scaling", "fig5_clip", "table_layers", "fig_strength", "table_es
 
 
 def steered(table):
-    return table.estimator.isin(estimation.STEERED) & (table.epsilon == estimation.STEERED_EPSILON)
+    return table.estimator.isin([sweep_tables.MEAN, *estimation.STEERED]) & (
+        table.epsilon == estimation.STEERED_EPSILON
+    )
 
 
 def not_in_paper(name):
@@ -95,7 +97,9 @@ MISSING = {
     "table5_mmlu": {"paper_llama2": lambda t: (t.sign < 0) | (t.set == "truthfulqa")},
     "table3_open_ended": {"paper_llama2": not_in_paper("T3 GPT-4 score 0-10")},
     "table21_negative_open_ended": {"paper_llama2": not_in_paper("T21 GPT-4 score 0-10")},
-    "table_estimators": dict.fromkeys(CHANGE, lambda t: ~steered(t)),  # the rest has cosines, but steered no model
+    "table_estimators": dict.fromkeys(
+        (*CHANGE, "loss"), lambda t: ~steered(t)
+    ),  # the rest has cosines, but steered no model
     "table7_mia": {"epsilon_counts": lambda t: t.copies > 1},  # delta of a group is another
     "fig6_tradeoff": dict.fromkeys(("low", "high"), lambda t: ~t.curve.isin(["white box", "grey box"])),  # no trials
 }
@@ -139,18 +143,12 @@ def test_the_schema_sees_what_is_wrong(broken, what):
         assert_schema("fig_estimators", good.assign(**broken))
 
 
-COMMITTED = {
-    "laptop": ("02_private_steer", "03_eval", "04_ablations", "05_mia"),
-    "laptop-caa": ("02_private_steer", "03_eval"),  # its sweeps and attacks are made by make, not committed
-}
-
-
-def committed(profile: str) -> list[artifacts.Artifact]:
-    return [entry for entry in artifacts.registry().values() if entry.notebook in COMMITTED[profile]]
+COMMITTED = ("laptop", "laptop-caa")
+ARTEFACTS = tuple(artifacts.registry().values())
 
 
 def artefact_files():
-    return [(e, profile, file) for profile in COMMITTED for e in committed(profile) for file in e.files(profile)]
+    return [(e, profile, file) for profile in COMMITTED for e in ARTEFACTS for file in e.files(profile)]
 
 
 @pytest.mark.parametrize(("entry", "profile", "file"), artefact_files(), ids=lambda x: getattr(x, "name", None))
@@ -170,17 +168,17 @@ def test_committed_artefacts_exist_and_hold_their_schema(entry, profile, file):
         assert file.read_text().count("\\begin") == file.read_text().count("\\end") == 2
 
 
-@pytest.mark.parametrize("profile", ["laptop", "laptop-caa"])
+@pytest.mark.parametrize("profile", COMMITTED)
 def test_artefacts_belong_to_the_committed_code(profile):
     """Numbers of an older notebook would be a lie: the provenance names the code that is committed."""
-    for entry in committed(profile):
+    for entry in ARTEFACTS:
         told = json.loads(entry.files(profile)[-1].read_text())
         assert told["notebook_code_sha256"] == artifacts.code_digest(paths.NOTEBOOKS / f"{entry.notebook}.ipynb")
         assert told["profile"] == json.loads(json.dumps(artifacts.asdict(config.load_profile(profile))))
 
 
 def test_alignment_numbers_are_consistent():
-    for profile in ("laptop", "laptop-caa"):
+    for profile in COMMITTED:
         cells = pd.read_csv(paths.figures(profile) / "fig3_alignment.csv")
         assert set(cells.method) == {"zero-shot", "PCA", "Mean", "PSA"}
         assert (cells.n_items == 50).all()
