@@ -46,6 +46,10 @@ class Sweeps:
         items = stages.items(self.profile, self.behaviour, "test")[:n]
         return replace(self, bench=Bench(self.profile, self.bench.lm, items, self.fmt))
 
+    def first(self, n: int) -> "Sweeps":
+        """The same with the first ``n`` private pairs only, so that behaviours of different size compare."""
+        return replace(self, raw=replace(self.raw, private=self.raw.private[:n]))
+
     def noise(self) -> Iterator[Variant]:
         """PSA at every sigma in both recipes; sigma 0 is the clipped mean."""
         for recipe in RECIPES:
