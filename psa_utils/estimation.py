@@ -57,7 +57,7 @@ def compared(profile: Profile, sweeps: Sweeps, public: Public) -> pd.DataFrame:
         code=store.code_of("estimators", "rows", "finishing", "shrinkage", "public", "mechanism", "accounting"),
     )
     options = {"epsilons": EPSILONS, "delta": DELTA, "seeds": range(profile.few_seeds), "names": COMPARED}
-    path = paths.results(profile.name, ablations.STAGE) / f"estimators-{sweeps.behaviour}.csv"
+    path = paths.results(profile.name, ablations.STAGE) / f"cosines-{sweeps.behaviour}.csv"
     table = store.frame(path, key, lambda: estimators.compare(private, mechanism.mean(private), public, **options))
     return table.assign(behaviour=sweeps.behaviour)
 
