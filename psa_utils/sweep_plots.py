@@ -76,6 +76,7 @@ def strength(cells: pd.DataFrame) -> Figure:
             ax.annotate(f"{row.multiplier:g}", spot, offset, textcoords="offset points", ha=side, fontsize=6.5)
     ax.axhline(0, color="0.7", lw=0.8, ls=":", zorder=0)
     ax.set(xlabel="cost, nats per token of ordinary text", ylabel=CHANGE)
+    ax.margins(x=0.1)  # room for the first label
     ax.legend(loc="lower right")
     return figure
 
