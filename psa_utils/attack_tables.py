@@ -44,3 +44,13 @@ def _epsilon(value: float) -> str:
     if np.isnan(value):
         return "–"
     return f"{value:.2f}" if np.isfinite(value) else "∞"
+
+
+def reached(rows: pd.DataFrame, bound: str) -> str:
+    """Shares of the claimed epsilon that a bound (``gdp`` or ``gaussian``) proves, from the lowest to the highest.
+
+    >>> reached(pd.DataFrame({"epsilon_gdp": [0.9, 2.0], "epsilon_claim": [1.0, 2.0]}), "gdp")
+    '90% to 100%'
+    """
+    share = rows[f"epsilon_{bound}"] / rows.epsilon_claim
+    return f"{share.min():.0%} to {share.max():.0%}"
