@@ -105,8 +105,8 @@ def test_too_long_items_name_their_file_all_at_once(profile, lm, monkeypatch):
 def test_one_tidy_row_per_item_method_multiplier_and_seed(profile, scored):
     keys = ["behaviour", "format", "item", "method", "recipe", "multiplier", "noise_seed"]
     assert not scored.duplicated(keys).any()
-    per_item = 1 + (2 + profile.noise_seeds) + 2 * (2 + profile.few_seeds)
-    assert len(scored) == 2 * 2 * 4 * per_item
+    added, checks = 1 + 2 + profile.noise_seeds, 2 * (2 + profile.few_seeds)
+    assert len(scored) == 2 * 2 * (4 * added + profile.few_items * checks)
     assert (scored[scored.recipe == "paper"].multiplier > 0).all(), "the other recipe is added only"
     assert set(scored[scored.recipe == "matched"].multiplier > 0) == {True, False}
     assert set(scored[scored.method == "zero-shot"].recipe) == {"none"}
@@ -117,12 +117,12 @@ def test_summary_by_hand(profile, scored):
     cells = results.summary(profile, 0, scored)
     pick = (scored.behaviour == "refusal") & (scored.format == "text")
     psa = scored[pick & (scored.method == "PSA") & (scored.recipe == "paper") & (scored.multiplier > 0)]
-    zero = scored[pick & (scored.method == "zero-shot")]
+    zero = scored[pick & (scored.method == "zero-shot") & (scored.item < profile.few_items)]
     where = "behaviour == 'refusal' and format == 'text' and method == 'PSA' and recipe == 'paper' and sign == 1"
     cell = cells.query(where)
     assert cell.probability.item() == pytest.approx(psa.probability.mean())
     assert cell.probability_change.item() == pytest.approx(psa.probability.mean() - zero.probability.mean())
-    assert (cell.n_items.item(), cell.n_seeds.item(), cell.varies.item()) == (4, 2, "items x noise seeds")
+    assert (cell.n_items.item(), cell.n_seeds.item(), cell.varies.item()) == (3, 2, "items x noise seeds")
     assert results.summary(profile, 0, scored).equals(cells), "intervals are repeatable"
 
 
