@@ -184,7 +184,9 @@ def main() -> None:
     lm = models.load(PROFILE.model)
     pairs, items = (data.load_items("caa", "refusal", split) for split in ("train", "test"))
     if args.memory:
-        activations.differences(lm, (pairs * 2)[: args.memory], layers=LAYERS)
+        # No pair twice: those that ask the same would share a pass.
+        more = data.load_items("caa", "coordinate-other-ais", "train")
+        activations.differences(lm, [*pairs, *more][: args.memory], layers=LAYERS)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
     ratios = extraction(lm, pairs) | generation(lm) | pipeline(lm, pairs, items)
