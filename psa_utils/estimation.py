@@ -21,6 +21,8 @@ COMPARED = (
     "joint-clip",
     "dp-jl",
     "efron-morris",
+    "rank-one",
+    "one-layer",
     "shared",
     "prior",
     "subspace",
