@@ -55,10 +55,10 @@ class Target:
     def white_box(self, *, n: int, sigma: float, copies: int = 1) -> pd.DataFrame:
         """The strongest attack on PSA: the worst neighbours, all vectors seen."""
         trials = self.profile.white_trials
-        # Behaviours would share one noise draw otherwise, and their audits would all be lucky or unlucky together.
-        seed = seeding.derive_seed(self.seed, "white box", self.behaviour)
+        name = f"white-{self.profile.data}-{self.behaviour}-{n}-{sigma:g}-{copies}"
+        # Audits would share one noise draw otherwise, and would all be lucky or unlucky together.
+        seed = seeding.derive_seed(self.seed, name)
         worlds = audit.worst_case(self.raw.private[:n], clip=self.raw.clip, seed=seed, copies=copies)
-        name = f"white-{self.behaviour}-{n}-{sigma:g}-{copies}"
         return audit.white_box(
             audit.psa_draws(clip=self.raw.clip, sigma=sigma),
             worlds,

@@ -364,8 +364,12 @@ def test_canary_figure_shows_the_areas_of_single_canaries_below_what_dp_allows()
     plt.close(figure)
 
 
-def test_behaviours_are_audited_with_noise_of_their_own(target):
-    """One draw for all would make their audits lucky or unlucky together."""
+def test_every_audit_draws_noise_of_its_own(target):
+    """One draw for all would make audits lucky or unlucky together, and counting refutations against chance wrong."""
     other = dataclasses.replace(target, behaviour="another")
-    scores = [t.white_box(n=N, sigma=SIGMA).query("phase == 'trial' and coin == 0").score for t in (target, other)]
-    assert abs(np.corrcoef(*scores)[0, 1]) < 0.1
+    audits = [(target, {"sigma": SIGMA}), (other, {"sigma": SIGMA}), (target, {"sigma": SIGMA / 2})]
+    audits.append((target, {"sigma": SIGMA, "copies": 2}))
+    trials = [audited.white_box(n=N, **options) for audited, options in audits]
+    scores = [part.query("phase == 'trial' and coin == 0").score.to_numpy() for part in trials]
+    correlations = np.corrcoef(scores)[np.triu_indices(len(audits), 1)]
+    assert np.abs(correlations).max() < 0.1
