@@ -31,6 +31,8 @@ COMPARED = (
     "shared-block",
     estimators.DEFAULT,
 )
+MEAN = "mean"
+"""Label of the non-private mean among the steered."""
 STEERED = ("psa-paper", "psa-exact", estimators.DEFAULT)
 """Estimators whose vectors are also applied, at :data:`STEERED_EPSILON`."""
 STEERED_EPSILON = 1.0
@@ -52,13 +54,14 @@ def public_for(profile: Profile, sources: Sequence[np.ndarray], behaviour: str) 
 def compared(profile: Profile, sweeps: Sweeps, public: Public) -> pd.DataFrame:
     """Cosine to the non-private mean and norm of every estimator; :func:`psa_utils.estimators.compare`, kept."""
     private = sweeps.raw.private
+    seeds = [seeding.derive_seed(sweeps.seed, "compare", sweeps.behaviour, i) for i in range(profile.few_seeds)]
     key = store.key_of(
         private=store.digest_of(private),
         public=[store.digest_of(source) for source in public.sources],
-        settings=(EPSILONS, DELTA, profile.few_seeds, COMPARED),
+        settings=(EPSILONS, DELTA, seeds, COMPARED),
         code=store.code_of("estimators", "rows", "finishing", "shrinkage", "public", "mechanism", "accounting"),
     )
-    options = {"epsilons": EPSILONS, "delta": DELTA, "seeds": range(profile.few_seeds), "names": COMPARED}
+    options = {"epsilons": EPSILONS, "delta": DELTA, "seeds": seeds, "names": COMPARED}
     path = paths.results(profile.name, ablations.STAGE) / f"cosines-{sweeps.behaviour}.csv"
     table = store.frame(path, key, lambda: estimators.compare(private, mechanism.mean(private), public, **options))
     return table.assign(behaviour=sweeps.behaviour)
@@ -84,7 +87,7 @@ def shape_of(sweeps: Sweeps, public: Public) -> dict[str, object]:
 
 def variants(sweeps: Sweeps, public: Public) -> Iterator[Variant]:
     """The non-private mean, and ``few_seeds`` draws of the :data:`STEERED` estimators, all at the public strength."""
-    yield next(sweeps.mean_and_psa(estimator="mean"))
+    yield next(sweeps.mean_and_psa(estimator=MEAN))
     for name in STEERED:
         for noise_seed in range(sweeps.profile.few_seeds):
             rng = seeding.rng(sweeps.seed, "estimators", name, sweeps.profile.data, sweeps.behaviour, noise_seed)

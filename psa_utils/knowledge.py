@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import data, seeding
-from .config import KNOWLEDGE
 
-FILES = (
-    ("caa", "test/mmlu/mmlu.json"),
-    ("caa", "test/truthfulqa/truthful_qa.json"),
-    ("mini", "test/general-knowledge/general_knowledge.json"),
-)
-SETS = dict(zip(KNOWLEDGE, FILES, strict=True))
+SETS = {
+    "mmlu": ("caa", "test/mmlu/mmlu.json"),
+    "truthfulqa": ("caa", "test/truthfulqa/truthful_qa.json"),
+    "general-knowledge": ("mini", "test/general-knowledge/general_knowledge.json"),
+}
 """Source (as in :func:`psa_utils.data.root`) and file of every set: 570, 817 and 140 questions."""
 FIELDS = data.Fields("prompt", "correct", "incorrect", "category", frame_required=True, other_may_be_empty=True)
 """The wrong option of five TruthfulQA items has no words: see :func:`askable`."""

@@ -59,18 +59,20 @@ def distinct(tokens: Tokens, n: int) -> float:
 def _log_probabilities(lm: LM, prompts: Sequence[Tokens], answers: Sequence[Tokens], batch_tokens: int) -> np.ndarray:
     """Answers to one prompt branch from it in one row: many answers to few prompts cost the answers' tokens only."""
     values = np.full(len(answers), np.nan)
-    to_prompt = defaultdict(list)
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        if len(answer):
-            to_prompt[tuple(prompt)].append(i)
+    written = [i for i, answer in enumerate(answers) if len(answer)]
+    each = [packing.Row(tuple(prompts[i]), (tuple(answers[i]),)) for i in written]
+    rows, places = packing.branching(each, batch_tokens)
+    members = defaultdict(list)
+    for i, (row, _) in zip(written, places, strict=True):
+        members[row].append(i)
     by_count = defaultdict(list)  # rows that are scored together have equally many answers
-    for index in to_prompt.values():
-        by_count[len(index)].append(index)
+    for row, index in members.items():
+        by_count[len(index)].append((rows[row], index))
     for several in by_count.values():
-        rows = [packing.Row(tuple(prompts[index[0]]), tuple(tuple(answers[i]) for i in index)) for index in several]
-        passes = engine.Engine(lm, [row.inputs() for row in rows], batch_tokens=batch_tokens)
-        sums = evaluate.log_probabilities(passes, [row.answers for row in rows])
-        values[several] = sums / [[len(answer) for answer in row.answers] for row in rows]
+        equal, index = (list(part) for part in zip(*several, strict=True))
+        passes = engine.Engine(lm, [row.inputs() for row in equal], batch_tokens=batch_tokens)
+        sums = evaluate.log_probabilities(passes, [row.answers for row in equal])
+        values[index] = sums / [[len(answer) for answer in row.answers] for row in equal]
     return values
 
 

@@ -120,11 +120,15 @@ def knowledge_kept(profile: Profile, lm: LM, name: str, seed: int) -> pd.DataFra
     Of PSA the profile's first ``few_seeds`` noise draws.
     """
     fmt = profile.formats[0]
-    questions = knowledge.askable(knowledge.load(name, limit=profile.n_knowledge, seed=seed), fmt)
     steered = (v for behaviour in profile.behaviours for v in both_signs(profile, behaviour, set=name))
     variants = [zero_shot(behaviour="none", set=name), *steered]
     path = paths.results(profile.name, "03_eval") / f"{name}.csv"
-    return Bench(profile, lm, questions, fmt).scored(variants, path)
+    return Bench(profile, lm, questions(profile, name, seed), fmt).scored(variants, path)
+
+
+def questions(profile: Profile, name: str, seed: int) -> list[data.Item]:
+    """The questions of a knowledge set that a profile asks, drawn with ``seed``."""
+    return knowledge.askable(knowledge.load(name, limit=profile.n_knowledge, seed=seed), profile.formats[0])
 
 
 def both_signs(profile: Profile, behaviour: str, **labels: Any) -> Iterator[Variant]:

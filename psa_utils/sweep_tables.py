@@ -8,6 +8,7 @@ import pandas as pd
 from . import accounting, results
 from .ablations import SIGMAS
 from .config import Profile
+from .estimation import MEAN
 from .results import Table, percent
 
 
@@ -67,10 +68,6 @@ def paper_clips(table: str) -> pd.DataFrame:
     """The paper's clip sweep, indexed by the clip as :meth:`psa_utils.ablations.Sweeps.clips` names it."""
     paper = results.printed_by_paper(table)
     return paper.set_index(paper.setting.str.removeprefix("C="))
-
-
-MEAN = "mean"
-"""Label of the non-private mean among estimators."""
 
 
 def estimators(profile: Profile, seed: int, cosines: pd.DataFrame, scored: pd.DataFrame, costs: pd.DataFrame) -> Table:

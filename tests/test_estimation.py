@@ -83,7 +83,8 @@ def test_compared_is_kept_and_computed_anew_for_other_data(sweeps, public, monke
     first = estimation.compared(sweeps.profile, sweeps, public)
     assert set(first.behaviour) == {"refusal"}
     assert len(first) == len(estimation.COMPARED) * len(estimation.EPSILONS) * sweeps.profile.few_seeds
-    options = {"epsilons": (1.0,), "delta": 1e-5, "seeds": (0, 1), "names": ("psa-exact", estimators.DEFAULT)}
+    options = {"epsilons": (1.0,), "delta": 1e-5, "names": ("psa-exact", estimators.DEFAULT)}
+    options["seeds"] = [seeding.derive_seed(0, "compare", "refusal", i) for i in (0, 1)]
     private = sweeps.raw.private
     expected = real(private, private.astype(float).mean(0), public, **options)
     chosen = first[(first.epsilon == 1.0) & first.estimator.isin(options["names"])]
@@ -100,6 +101,8 @@ def test_compared_is_kept_and_computed_anew_for_other_data(sweeps, public, monke
         (sweeps.profile, with_private(sweeps, private), public),
         (sweeps.profile, sweeps, another),
         (once, sweeps, public),
+        (sweeps.profile, dataclasses.replace(sweeps, seed=1), public),
+        (sweeps.profile, dataclasses.replace(sweeps, behaviour="sycophancy"), public),
     ):
         before = len(calls)
         estimation.compared(profile, data, known)

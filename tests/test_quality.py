@@ -30,6 +30,8 @@ def test_log_probability_is_that_of_the_plain_path_after_its_own_prompt(lm):
     )
     prompts, answers = [lm.encode_chat(user) for user in users], [lm.encode_answer(text) for text in said]
     frame = quality.measure(lm, prompts, answers)
+    short = quality.measure(lm, prompts, answers, batch_tokens=60)
+    np.testing.assert_allclose(short.logp_per_token, frame.logp_per_token, atol=1e-4, rtol=1e-4)
     expected = [
         plain_log_probability(lm, *pair) if pair[1] else math.nan for pair in zip(prompts, answers, strict=True)
     ]

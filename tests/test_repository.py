@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from nbconvert.filters import strip_ansi
 
-from psa_utils import artifacts, calibrate, config, estimation, lockcheck, paths, results, sweep_tables
+from psa_utils import artifacts, calibrate, config, estimation, lockcheck, paths, results
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 README = (paths.ROOT / "README.md").read_text()
@@ -78,9 +78,7 @@ POOLED = {"fig4_scaling", "fig5_clip", "table_layers", "fig_strength", "table_es
 
 
 def steered(table):
-    return table.estimator.isin([sweep_tables.MEAN, *estimation.STEERED]) & (
-        table.epsilon == estimation.STEERED_EPSILON
-    )
+    return table.estimator.isin((estimation.MEAN, *estimation.STEERED)) & (table.epsilon == estimation.STEERED_EPSILON)
 
 
 def not_in_paper(name):

@@ -88,7 +88,7 @@ def test_profiles_name_only_what_exists(name):
     sizes = [config.load_profile(other) for other in profile.scaling]
     assert profile.name not in profile.scaling, "it is there anyway"
     assert all(not size.scaling for size in sizes)
-    assert set(profile.knowledge) <= set(knowledge.SETS)
+    assert set(profile.knowledge) <= set(knowledge.SETS) == set(config.KNOWLEDGE)
 
 
 @pytest.mark.parametrize("module", ["accounting", "stats", "config", "paths", "seeding"])
