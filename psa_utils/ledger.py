@@ -90,7 +90,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(path).resolve()  # links to one ledger share its lock
         self.key_path = Path(f"{path}.key")
 
     def charge(

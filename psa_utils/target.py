@@ -1,5 +1,6 @@
 """Where a release is written: checked before privacy is spent, never over another file, whole or not at all."""
 
+import contextlib
 import os
 import secrets
 import tempfile
@@ -26,9 +27,12 @@ def check(out: Path, ledger: Path | None) -> None:
     try:
         if out.is_dir():
             raise IsADirectoryError("it is a folder; give the name of a file")
-        longest = _spare(out)
-        longest.with_name(f".12345678.{longest.name}").exists()  # refuses a name too long for its temporary file's
-        folder = next(parent for parent in out.absolute().parents if parent.exists())
+        folder = next(parent for parent in out.absolute().parents if os.path.lexists(parent))
+        missing = out.absolute().parent.relative_to(folder).parts
+        # Names too long are refused here; the longest is that of a spare file's temporary one.
+        for name in (*missing, f".12345678.{_spare(out).name}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(folder / name)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(os.urandom(PROBE))
             probe.flush()
@@ -42,7 +46,7 @@ def check(out: Path, ledger: Path | None) -> None:
 
 
 def save(vectors: SteeringVectors, out: Path) -> None:
-    """Write charged vectors: neither they nor a file that got the name since :func:`check` may be lost.
+    """Write charged vectors, over no file: if one got the name since :func:`check`, they go beside it.
 
     Raises:
         FileExistsError: the name was taken meanwhile; says under which other name the vectors are.
@@ -56,6 +60,8 @@ def save(vectors: SteeringVectors, out: Path) -> None:
         raise FileExistsError(
             f"--out {out} appeared meanwhile and stays as it is; the vectors are in {spare}"
         ) from error
+    except OSError as error:
+        raise OSError(f"{error}; the charge stands, although the vectors could not be written") from error
 
 
 def _spare(out: Path) -> Path:

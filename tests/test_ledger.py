@@ -110,6 +110,12 @@ def test_the_file_tells_nothing_without_the_key(book):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_links_to_one_ledger_share_its_lock(tmp_path, book):
+    link = tmp_path / "link"
+    link.symlink_to(book.path)
+    assert Ledger(link).path == book.path
+
+
 def test_the_note_is_kept(book):
     book.charge(["ann"], 0.1, delta=DELTA, budget=None, note={"model": "smol", "layers": [10, 11]})
     assert json.loads(book.path.read_text().splitlines()[1])["note"] == {"model": "smol", "layers": [10, 11]}

@@ -291,7 +291,9 @@ def test_a_disk_that_fills_up_after_the_charge_leaves_the_old_files_and_nothing_
 
     monkeypatch.setattr(vectors, "save_file", full)
     assert run(folder, "--ledger", folder / "l") == 1
-    assert "cannot write" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "cannot write" in told
+    assert "the charge stands" in told
     assert spent(folder) == 1
     assert (folder / "made" / "old.safetensors").read_bytes() == old
     assert made(folder) == ["old.safetensors"]
@@ -461,6 +463,15 @@ REFUSED = {
     "target a folder with the suffix": (lambda f: ["--out", folder_at(f / "v.safetensors")], "it is a folder"),
     "target below a file": (lambda f: ["--out", f / "pairs.jsonl" / "v.safetensors"], "Not a directory"),
     "target's name too long": (lambda f: ["--out", f / f"{'v' * 240}.safetensors"], "File name too long"),
+    "target's name too long, in a folder to be made": (
+        lambda f: ["--out", f / "new" / f"{'v' * 240}.safetensors"],
+        "File name too long",
+    ),
+    "folder's name too long": (lambda f: ["--out", f / ("n" * 300) / "v.safetensors"], "File name too long"),
+    "target below a link to nothing": (
+        lambda f: ["--out", link_at(f / "unmounted") / "v.safetensors"],
+        "nothing was charged",
+    ),
     "target in no file system": (lambda f: ["--out", "/proc/v.safetensors"], "cannot write --out /proc/v.safetensors"),
     "target the ledger": (
         lambda f: ["--out", f / "l.safetensors", "--ledger", f / "l.safetensors"],
