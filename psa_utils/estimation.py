@@ -64,7 +64,8 @@ def compared(profile: Profile, sweeps: Sweeps, public: Public) -> pd.DataFrame:
     options = {"epsilons": EPSILONS, "delta": DELTA, "seeds": seeds, "names": COMPARED}
     path = paths.results(profile.name, ablations.STAGE) / f"cosines-{sweeps.behaviour}.csv"
     table = store.frame(path, key, lambda: estimators.compare(private, mechanism.mean(private), public, **options))
-    return table.assign(behaviour=sweeps.behaviour)
+    number = {seed: i for i, seed in enumerate(seeds)}  # a table names draws, not seeds of 19 digits
+    return table.assign(behaviour=sweeps.behaviour, seed=table.seed.map(number))
 
 
 def shape_of(sweeps: Sweeps, public: Public) -> dict[str, object]:

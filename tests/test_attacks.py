@@ -294,7 +294,7 @@ def test_table_7_has_a_line_per_attack_and_the_papers_below(target):
     assert len(printed) == len(rows) + 4
     first, group = printed.iloc[0], printed.iloc[1]
     assert (first.adversary, first.n, first["σ"], first.copies) == ("white box", "8", "0.2", "1")
-    assert float(first.FPR) == pytest.approx(rows.fpr[0], abs=5e-4)
+    assert float(first.FPR) == pytest.approx(rows.fpr[0], abs=5.1e-4)
     assert first["ε, claim"] == f"{bounds.epsilon_of_mu(target.mu(N), DELTA):.2f}"
     assert (group.copies, group["ε ≥, counts"]) == ("2", "–")
     mean = printed[(printed.method == "Mean") & (printed.adversary == "grey box")].iloc[0]
