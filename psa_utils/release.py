@@ -56,9 +56,9 @@ def release(
     Raises:
         ValueError: an argument that cannot be, named with its value and cure; a :class:`psa_utils.ledger.BudgetError`
             if the ledger's budget does not allow the release.
-        FileExistsError: there is a file at ``out``; one that appeared after the charge stays as it is, and the error
-            says under which other name the vectors are.
-        OSError: the target cannot be written.
+        FileExistsError: there is a file at ``out``.
+        OSError: the target cannot be written; nothing was charged.
+        psa_utils.target.ChargedError: the charge stands, but the vectors are not at ``out``; says where they are.
     """
     name = estimator or estimators.DEFAULT
     _check_options(name, epsilon, delta, multiplier, ledger, budget, demonstration)

@@ -12,6 +12,14 @@ PROBE = 2**22
 """Bytes that must fit on the target's disk: more than the vectors of five layers of any model there is."""
 
 
+class ChargedError(RuntimeError):
+    """The privacy is spent, but the vectors are not under the name asked for; another run would spend it again."""
+
+    def __init__(self, why: str, place: Path | None = None) -> None:
+        where = f"the vectors are in {place}" if place else "the vectors are lost; running it again charges again"
+        super().__init__(f"{why}; the charge stands, and {where}")
+
+
 def check(out: Path, ledger: Path | None) -> None:
     """Find out now, not after a charge, that the target cannot be written. Leaves nothing behind, even if killed.
 
@@ -46,22 +54,29 @@ def check(out: Path, ledger: Path | None) -> None:
 
 
 def save(vectors: SteeringVectors, out: Path) -> None:
-    """Write charged vectors, over no file: if one got the name since :func:`check`, they go beside it.
+    """Write charged vectors, over no file: at ``out``, else beside it, else in the system's temporary folder.
 
     Raises:
-        FileExistsError: the name was taken meanwhile; says under which other name the vectors are.
-        OSError: the disk does not take them.
+        ChargedError: not at ``out``; says where instead, or that they are lost.
     """
-    try:
-        vectors.save(out, replace=False)
-    except FileExistsError as error:
-        spare = _spare(out)
-        vectors.save(spare, replace=False)
-        raise FileExistsError(
-            f"--out {out} appeared meanwhile and stays as it is; the vectors are in {spare}"
-        ) from error
-    except OSError as error:
-        raise OSError(f"{error}; the charge stands, although the vectors could not be written") from error
+    failures: list[OSError] = []
+    for name in (lambda: out, lambda: _spare(out), lambda: Path(tempfile.gettempdir(), _spare(out).name)):
+        try:
+            place = name()  # finding the temporary folder can itself fail
+            vectors.save(place, replace=False)
+            break
+        except OSError as error:
+            failures.append(error)
+    else:
+        place = None
+    if failures:
+        raise ChargedError(_why(out, failures[0]), place) from failures[0]
+
+
+def _why(out: Path, error: OSError) -> str:
+    if os.path.lexists(out):
+        return f"--out {out} appeared meanwhile and stays as it is"
+    return f"cannot write --out {out} ({error})"
 
 
 def _spare(out: Path) -> Path:

@@ -54,7 +54,7 @@ class SteeringVectors:
             try:
                 save_file(tensors, temporary, metadata={RECORD: json.dumps(dict(self.record), sort_keys=True)})
             except SafetensorError as error:
-                raise OSError(f"cannot write {path} ({error}); nothing was kept, choose another place") from error
+                raise OSError(f"cannot write {path} ({error}); nothing was kept") from error
 
     @classmethod
     def load(cls, path: Path) -> "SteeringVectors":

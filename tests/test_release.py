@@ -26,6 +26,7 @@ from psa_utils import (
     record,
     safe_noise,
     steering,
+    target,
     vectors,
 )
 from psa_utils import release as releasing
@@ -292,11 +293,33 @@ def test_a_disk_that_fills_up_after_the_charge_leaves_the_old_files_and_nothing_
     monkeypatch.setattr(vectors, "save_file", full)
     assert run(folder, "--ledger", folder / "l") == 1
     told = capsys.readouterr().err
-    assert "cannot write" in told
-    assert "the charge stands" in told
+    assert "cannot write --out" in told
+    assert "the charge stands, and the vectors are lost" in told
     assert spent(folder) == 1
     assert (folder / "made" / "old.safetensors").read_bytes() == old
     assert made(folder) == ["old.safetensors"]
+
+
+def test_a_folder_that_is_lost_after_the_charge_leaves_the_vectors_in_the_temporary_folder(
+    folder, once, monkeypatch, capsys
+):
+    elsewhere, draw = folder / "elsewhere", releasing._draw
+    elsewhere.mkdir()
+    monkeypatch.setattr(target.tempfile, "tempdir", str(elsewhere))
+
+    def slow(*args):
+        (folder / "made").rmdir()
+        (folder / "made").write_text("no folder any more")
+        return draw(*args)
+
+    monkeypatch.setattr(releasing, "_draw", slow)
+    assert run(folder, "--ledger", folder / "l") != 0
+    (kept,) = elsewhere.iterdir()
+    told = capsys.readouterr().err
+    assert told.startswith(f"psa release: cannot write --out {folder / 'made' / 'v.safetensors'} (")
+    assert told.endswith(f"; the charge stands, and the vectors are in {kept}\n")
+    assert record.read(kept)[1].n == N
+    assert spent(folder) == 1
 
 
 def meanwhile(folder: Path, monkeypatch) -> bytes:
@@ -323,7 +346,10 @@ def test_a_target_that_appears_after_the_charge_stays_and_the_vectors_are_kept(
     out, err = capsys.readouterr()
     (spare,) = set(made(folder)) - {"v.safetensors"}
     assert out == ""
-    assert f"v.safetensors appeared meanwhile and stays as it is; the vectors are in {folder}" in err
+    assert (
+        f"v.safetensors appeared meanwhile and stays as it is; the charge stands, and the vectors are in {folder}"
+        in err
+    )
     assert spare in err
     assert (folder / "made" / "v.safetensors").read_bytes() == theirs
     assert record.read(folder / "made" / spare)[1].n == N
@@ -334,15 +360,15 @@ def test_a_name_that_is_not_refused_is_short_enough_to_the_end(folder, once, mon
     """Up to 255 bytes, of which a temporary file beside a taken target needs 19 more than the target."""
     longest = "v" * (255 - 19 - len(".safetensors"))
     draw = releasing._draw
-    monkeypatch.setattr(releasing, "_draw", lambda *args: write(target(longest), []) and draw(*args))
+    monkeypatch.setattr(releasing, "_draw", lambda *args: write(file(longest), []) and draw(*args))
 
-    def target(name: str) -> Path:
+    def file(name: str) -> Path:
         return folder / "made" / f"{name}.safetensors"
 
     with pytest.raises(OSError, match=r"File name too long.* nothing was charged"):
         release(folder, name=f"{longest}v", ledger=folder / "l")
     assert not (folder / "l").exists()
-    with pytest.raises(FileExistsError, match="appeared meanwhile"):
+    with pytest.raises(target.ChargedError, match="appeared meanwhile"):
         release(folder, name=longest, ledger=folder / "l")
     assert (spent(folder), len(made(folder))) == (1, 2)
 
