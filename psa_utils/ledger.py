@@ -90,8 +90,9 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).resolve()  # links to one ledger share its lock
-        self.key_path = Path(f"{path}.key")
+        self.path = Path(path).resolve()  # links to one ledger share its lock and its key
+        self.key_path = Path(f"{self.path}.key")
+        self._new_key_path = Path(f"{self.path}.key.new")
 
     def charge(
         self, units: Collection[str], mu: float, *, delta: float, budget: float | None, note: Mapping[str, Any]
@@ -107,7 +108,7 @@ class Ledger:
 
         Raises:
             BudgetError: over the budget. Nothing is charged.
-            LedgerError: damaged, foreign or locked for a minute. Nothing is charged.
+            LedgerError: damaged, foreign, moved away or locked for a minute. Nothing is charged.
             OSError: the disk is full or not writable. The charge may stand, but do not release.
         """
         accounting.gaussian_epsilon(mu, delta)  # rejects a bad mu or delta
@@ -128,7 +129,7 @@ class Ledger:
 
     def spent(self, units: Collection[str], *, delta: float) -> Spent:
         """What the releases so far have cost ``units``; zero where there is no ledger yet."""
-        if not self.path.exists():
+        if self._is_new():
             return _spent([], frozenset(), delta)
         with self._locked():
             key = self._key()
@@ -144,14 +145,27 @@ class Ledger:
             raise LedgerError(f"{self.path} is held by another process for {WAIT} s; wait for it and retry") from error
 
     def _create(self) -> bytes:
-        """Make key and header where they are missing, the key first: a kill in between leaves a key without ledger."""
-        if not self.path.exists():
-            if not self.key_path.exists():
-                _write_private(self.key_path, secrets.token_hex(32).encode())
-            _write_private(self.path, _line(self._key(), "", {"psa_ledger": VERSION}))
+        """Make a new ledger: the key gets its name last, so that a key without ledger means that the ledger is away."""
+        if self._is_new():
+            key = secrets.token_hex(32).encode()
+            _write_private(self._new_key_path, key)
+            _write_private(self.path, _line(key, "", {"psa_ledger": VERSION}))
         return self._key()
 
+    def _is_new(self) -> bool:
+        has_key = self.key_path.exists()  # asked first: another process makes the key last
+        if self.path.exists():
+            return False
+        if has_key:
+            raise LedgerError(
+                f"{self.path} is missing, but its key {self.key_path} is there; put the ledger back, or move the key "
+                "away too, to begin a new ledger that knows of no earlier release"
+            )
+        return True
+
     def _key(self) -> bytes:
+        if not self.key_path.exists() and self._new_key_path.exists():
+            self._new_key_path.replace(self.key_path)  # also after a kill before this line
         if not self.key_path.exists():
             raise LedgerError(f"{self.key_path} is missing; put back the key: {self.path} cannot be read without it")
         if os.name == "posix" and (mode := self.key_path.stat().st_mode & 0o077):

@@ -114,6 +114,8 @@ def test_links_to_one_ledger_share_its_lock(tmp_path, book):
     link = tmp_path / "link"
     link.symlink_to(book.path)
     assert Ledger(link).path == book.path
+    filled(book)
+    assert Ledger(link).charge(["ann"], 0.1, **OPTIONS).releases == 4
 
 
 def test_the_note_is_kept(book):
@@ -204,12 +206,18 @@ def test_a_missing_foreign_or_open_key_is_an_error(book):
 
 
 def test_a_ledger_that_was_away_can_be_put_back(book):
-    """A charge without it begins a new one under the old key, which is therefore never overwritten."""
+    """Nothing is charged without it, and a new one, which forgets, is begun only once the key is away too."""
     filled(book)
-    away = book.path.rename(book.path.with_name("away"))
-    assert book.charge(["ann"], 0.1, **OPTIONS).releases == 1
+    away, key = book.path.rename(book.path.with_name("away")), book.key_path.read_bytes()
+    for use in (lambda: book.charge(["ann"], 0.1, **OPTIONS), lambda: book.spent(["ann"], delta=DELTA)):
+        with pytest.raises(LedgerError, match=r"ledger.jsonl is missing, but its key .*ledger.jsonl.key is there; put"):
+            use()
+    assert (book.path.exists(), book.key_path.read_bytes()) == (False, key)
     away.replace(book.path)
     assert book.spent(["ann"], delta=DELTA).releases == 3
+    for path in (book.path, book.key_path):
+        path.rename(path.with_name(f"old-{path.name}"))
+    assert book.charge(["ann"], 0.1, **OPTIONS).releases == 1
 
 
 @pytest.mark.parametrize(
