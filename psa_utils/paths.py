@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
@@ -55,6 +55,8 @@ def require(path: Path, made_by: str) -> Path:
 def atomic(target: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield a temporary name beside ``target``; rename it to ``target`` only if the body succeeds.
 
+    A file that replaces none survives a power cut, as a released vector must; the others can be made again.
+
     Raises:
         FileExistsError: ``target`` exists and is not to be replaced, even if it appeared while the body ran.
 
@@ -75,9 +77,23 @@ def atomic(target: Path, *, replace: bool = True) -> Iterator[Path]:
         if replace:
             temporary.replace(target)
         else:
+            _sync(temporary)
             _claim(temporary, target)
+            with suppress(OSError):  # some network file systems refuse it for folders
+                _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Return when the file or folder is on the disk, not in a cache of it."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _claim(temporary: Path, target: Path) -> None:

@@ -1,6 +1,8 @@
 """Profiles, paths, seeds, kept stages, vectors on disk."""
 
+import os
 import re
+import stat
 import subprocess
 import sys
 
@@ -136,6 +138,21 @@ def test_atomic_without_replacing_keeps_a_file_that_came_meanwhile(tmp_path):
         temporary.write_text("second")
     assert target.read_text() == "first"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_only_a_file_that_replaces_none_is_made_to_survive_a_power_cut(tmp_path, monkeypatch, replace):
+    """Its content before it gets its name, then the folder that holds the name."""
+    target, seen = tmp_path / "v", []
+
+    def fsync(handle):
+        folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        seen.append(("folder" if folder else "file", target.exists()))
+
+    monkeypatch.setattr(paths.os, "fsync", fsync)
+    with paths.atomic(target, replace=replace) as temporary:
+        temporary.write_text("released")
+    assert seen == ([] if replace else [("file", False), ("folder", True)])
 
 
 @pytest.mark.parametrize("kind", ["arrays", "frame"])
