@@ -41,10 +41,13 @@ def export(vectors: SteeringVectors, to: str, target: Path, *, architecture: str
     ``architecture`` is the ``model_type`` of the model's configuration, such as ``llama``; the GGUF formats need it.
 
     Raises:
-        ExportError: unknown format or architecture, layer 0 for llama.cpp, or the file cannot be written.
+        ExportError: unknown format or architecture, layer 0 for llama.cpp, an existing .safetensors file (it may
+            be a released vector, which only a second charge would replace), or the file cannot be written.
     """
     if to not in FORMATS:
         raise ExportError(f"to={to!r} is unknown; choose one of {', '.join(FORMATS)}")
+    if target.suffix.lower() == ".safetensors" and target.exists():
+        raise ExportError(f"--out {target} exists and may be another released vector; choose another name")
     try:
         with paths.atomic(target) as temporary:
             FORMATS[to][1](vectors, architecture, temporary)

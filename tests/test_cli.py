@@ -310,6 +310,11 @@ BAD_CALLS = {
         "--architecture gpt2 contradicts the privacy record (llama)",
     ),
     "out is the vector": (lambda v: ["export", v, "--to", "numpy", "--out", v], 1, "is the vector file itself"),
+    "out is another vector": (
+        lambda v: ["export", v, "--to", "numpy", "--out", wide(v.with_name("other.safetensors"))],
+        1,
+        "other.safetensors exists and may be another released vector; choose another name",
+    ),
     "out is a folder": (lambda v: ["export", v, "--to", "numpy", "--out", v.parent], 1, "cannot write"),
     "out below a file": (lambda v: ["export", v, "--to", "numpy", "--out", v / "x"], 1, "cannot write"),
     "unknown format": (lambda v: ["export", v, "--to", "onnx"], 2, "argument --to: invalid choice: 'onnx'"),

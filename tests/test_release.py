@@ -468,7 +468,7 @@ REFUSED = {
     ),
     "unknown model": (lambda f: ["--model", "nobody/nothing"], "model='nobody/nothing' is no packaged model"),
     "unknown dtype": (lambda f: ["--dtype", "int3"], "dtype='int3' is unknown; choose one of float32, bfloat16"),
-    "no GPU": (lambda f: ["--device", "cuda:99"], "device"),
+    "no GPU": (lambda f: ["--device", "cuda:99"], "device='cuda:99'"),
     "unknown estimator": (lambda f: ["--estimator", "best"], "estimator='best' is unknown; choose one of"),
     "nothing private": (lambda f: ["--estimator", "public-only"], "--estimator public-only reads no private data"),
     "layer past the end": (lambda f: ["--layers", "5,6"], "layers=[5, 6] must be distinct, 0-based blocks from 0 to 5"),
