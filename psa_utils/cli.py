@@ -1,7 +1,8 @@
 """The console command ``psa``: release steering vectors, look into them, export them, try them, run the notebooks.
 
-Exit codes: 0 done, 1 refused (the reason on standard error, nothing half-written), 2 wrong usage. Standard output holds
-the result only.
+Exit codes: 0 done, 1 refused (the reason on standard error, nothing half-written), 2 wrong usage, 3 charged, but the
+vectors are not under the name asked for (standard error says where they are): running ``psa release`` again would
+spend the privacy again. Standard output holds the result only.
 """
 
 import argparse
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, arguments, config, paths
+from .target import ChargedError
 
 REFUSED = (ValueError, OSError, MemoryError, RuntimeError)
 """What a command raises for input that it does not take; anything else is a fault of ours and shows its traceback."""
+CHARGED = 3
 COLUMNS_ELSEWHERE = 100
 
 
@@ -30,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.function(args)
         except REFUSED as error:
             print(f"psa {args.command}: {error}", file=sys.stderr)
-            return 1
+            return CHARGED if isinstance(error, ChargedError) else 1
     return 0
 
 
@@ -195,6 +198,10 @@ def add_release(commands: Any) -> None:
         "psa release --model smollm2-135m --pairs notes.jsonl --epsilon 1 --out vector.safetensors",
         "psa release --model smollm2-135m --pairs notes.csv --epsilon 1 --delta 1e-6 --layers 12,13,14 "
         "--ledger notes.ledger --budget 3 --out vector.safetensors",
+    )
+    command.epilog += (
+        "\n\nexit codes: 0 released, 1 refused and nothing charged, 2 wrong usage, 3 charged, but the vectors are\n"
+        "not under --out (the message says where they are): running it again would spend the privacy again"
     )
     _add_model(command, revision="commit of a hub id; required for one")
     command.add_argument(

@@ -74,22 +74,23 @@ def release(
     mu = method.sensitivity(n=given.n, layers=len(chosen)) / sigma
     note = {"out": out.name, "model": _public_name(lm)}
     spent = ledger and Ledger(ledger).charge(given.identities(), mu, delta=delta, budget=budget, note=note)
-    noisy = _draw(bounded, method, len(chosen), sigma, demonstration)
-    vectors = SteeringVectors(chosen, _at_public_strength(method.finish(noisy.values, sigma, public), public))
-    made = _record(
-        lm,
-        given,
-        name,
-        sigma,
-        noisy,
-        vectors,
-        public,
-        epsilons=record.claims(noisy.mu, given.n, delta),
-        seed=demonstration,
-        multiplier=MULTIPLIER if multiplier is None else multiplier,
-        also_released=_earlier(spent, mu),
-    )
-    target.save(SteeringVectors(chosen, vectors.values, made.to_json()), out)
+    with target.charged(out):
+        noisy = _draw(bounded, method, len(chosen), sigma, demonstration)
+        vectors = SteeringVectors(chosen, _at_public_strength(method.finish(noisy.values, sigma, public), public))
+        made = _record(
+            lm,
+            given,
+            name,
+            sigma,
+            noisy,
+            vectors,
+            public,
+            epsilons=record.claims(noisy.mu, given.n, delta),
+            seed=demonstration,
+            multiplier=MULTIPLIER if multiplier is None else multiplier,
+            also_released=_earlier(spent, mu),
+        )
+        target.save(SteeringVectors(chosen, vectors.values, made.to_json()), out)
     return made
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from .vectors import SteeringVectors
@@ -51,6 +52,17 @@ def check(out: Path, ledger: Path | None) -> None:
             f"--out {out} exists already, and released vectors cannot be made again without a second charge; "
             "give another name, or delete the file"
         )
+
+
+@contextlib.contextmanager
+def charged(out: Path) -> Iterator[None]:
+    """Turn every error after the charge into a :class:`ChargedError`, so that no caller takes it for a refusal."""
+    try:
+        yield
+    except ChargedError:
+        raise
+    except Exception as error:
+        raise ChargedError(f"--out {out} was not made ({type(error).__name__}: {error})") from error
 
 
 def save(vectors: SteeringVectors, out: Path) -> None:

@@ -424,6 +424,11 @@ def test_release_needs(option, tmp_path, capsys):
     refused(RELEASE[:at] + RELEASE[at + 2 :], 2, f"required: {option}", tmp_path, capsys)
 
 
+def test_the_help_of_release_explains_its_exit_codes(capsys):
+    assert psa("release", "--help") == 0
+    assert "3 charged, but the vectors are\nnot under --out" in capsys.readouterr().out
+
+
 def test_a_warning_is_one_line_without_the_source(monkeypatch, capsys):
     monkeypatch.setattr(release, "release", lambda **_: warnings.warn("delta is large", stacklevel=1))
     assert psa(*RELEASE) == 0

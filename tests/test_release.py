@@ -291,7 +291,7 @@ def test_a_disk_that_fills_up_after_the_charge_leaves_the_old_files_and_nothing_
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(vectors, "save_file", full)
-    assert run(folder, "--ledger", folder / "l") == 1
+    assert run(folder, "--ledger", folder / "l") == 3
     told = capsys.readouterr().err
     assert "cannot write --out" in told
     assert "the charge stands, and the vectors are lost" in told
@@ -313,12 +313,20 @@ def test_a_folder_that_is_lost_after_the_charge_leaves_the_vectors_in_the_tempor
         return draw(*args)
 
     monkeypatch.setattr(releasing, "_draw", slow)
-    assert run(folder, "--ledger", folder / "l") != 0
+    assert run(folder, "--ledger", folder / "l") == 3
     (kept,) = elsewhere.iterdir()
     told = capsys.readouterr().err
     assert told.startswith(f"psa release: cannot write --out {folder / 'made' / 'v.safetensors'} (")
     assert told.endswith(f"; the charge stands, and the vectors are in {kept}\n")
     assert record.read(kept)[1].n == N
+    assert spent(folder) == 1
+
+
+def test_any_error_after_the_charge_has_an_exit_code_of_its_own(folder, once, monkeypatch, capsys):
+    """A script that retries what was refused must not spend twice."""
+    monkeypatch.setattr(releasing, "_draw", lambda *_: {}["a fault of ours"])
+    assert run(folder, "--ledger", folder / "l") == 3
+    assert "the charge stands, and the vectors are lost; running it again charges again" in capsys.readouterr().err
     assert spent(folder) == 1
 
 
@@ -342,7 +350,7 @@ def test_a_target_that_appears_after_the_charge_stays_and_the_vectors_are_kept(
     theirs = meanwhile(folder, monkeypatch)
     if not links:
         monkeypatch.setattr(paths.os, "link", lambda *_: no_links())
-    assert run(folder, "--ledger", folder / "l") == 1
+    assert run(folder, "--ledger", folder / "l") == 3
     out, err = capsys.readouterr()
     (spare,) = set(made(folder)) - {"v.safetensors"}
     assert out == ""
