@@ -39,7 +39,7 @@ def sample(
         generator: source of randomness, on the model's device; required unless ``temperature`` is 0.
 
     Raises:
-        ValueError: numbers of prompts and vectors differ, or nothing to draw from.
+        ValueError: numbers of prompts and vectors differ, nothing to draw from, or logits that are not finite.
     """
     if len(prompts) != len(vectors) or not prompts:
         raise ValueError(f"{len(prompts)} prompts and {len(vectors)} vectors; give one vector (or None) per prompt")
@@ -103,6 +103,8 @@ def _choose(logits: Tensor, temperature: float, generator: torch.Generator | Non
         return logits.argmax(dim=1)
     # One uniform number a row, not one exponential a word as `multinomial` draws; double, for 50,000 words add up.
     cumulative = (logits / temperature).softmax(dim=1).cumsum(dim=1, dtype=torch.float64)
+    if not cumulative[:, -1].isfinite().all():
+        raise ValueError("logits are not finite; load the model in float32, or steer with a smaller multiplier")
     drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64, device=logits.device)
     return torch.searchsorted(cumulative, drawn * cumulative[:, -1:])[:, 0]
 

@@ -93,6 +93,14 @@ def test_answers_end_at_the_end_token(llama, monkeypatch):
     assert generate.sample(llama, [prompt], [None], temperature=0, max_new_tokens=4) == [[expected]]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_draw_nothing(bad):
+    logits = torch.zeros(2, 5)
+    logits[1, 3] = bad
+    with pytest.raises(ValueError, match="logits are not finite"):
+        generate._choose(logits, 0.8, torch.Generator())
+
+
 def test_impossible_requests(llama):
     prompt = llama.encode_chat("Tea?")
     with pytest.raises(ValueError, match="1 prompts and 2 vectors"):
