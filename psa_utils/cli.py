@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, arguments, config, paths
-from .target import ChargedError
 
 REFUSED = (ValueError, OSError, MemoryError, RuntimeError)
 """What a command raises for input that it does not take; anything else is a fault of ours and shows its traceback."""
-CHARGED = 3
 COLUMNS_ELSEWHERE = 100
 
 
@@ -33,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.function(args)
         except REFUSED as error:
             print(f"psa {args.command}: {error}", file=sys.stderr)
-            return CHARGED if isinstance(error, ChargedError) else 1
+            return getattr(error, "exit_code", 1)
     return 0
 
 

@@ -16,6 +16,9 @@ PROBE = 2**22
 class ChargedError(RuntimeError):
     """The privacy is spent, but the vectors are not under the name asked for; another run would spend it again."""
 
+    exit_code = 3
+    """Of ``psa``; other errors exit with 1."""
+
     def __init__(self, why: str, place: Path | None = None) -> None:
         where = f"the vectors are in {place}" if place else "the vectors are lost; running it again charges again"
         super().__init__(f"{why}; the charge stands, and {where}")
@@ -71,18 +74,26 @@ def save(vectors: SteeringVectors, out: Path) -> None:
     Raises:
         ChargedError: not at ``out``; says where instead, or that they are lost.
     """
-    failures: list[OSError] = []
-    for name in (lambda: out, lambda: _spare(out), lambda: Path(tempfile.gettempdir(), _spare(out).name)):
+    failure = None
+    for place in _places(out):
         try:
-            place = name()  # finding the temporary folder can itself fail
             vectors.save(place, replace=False)
-            break
         except OSError as error:
-            failures.append(error)
+            failure = failure or error
+        else:
+            break
     else:
         place = None
-    if failures:
-        raise ChargedError(_why(out, failures[0]), place) from failures[0]
+    if failure:
+        raise ChargedError(_why(out, failure), place) from failure
+
+
+def _places(out: Path) -> Iterator[Path]:
+    """Where to write, one after the other: the temporary folder is looked for only where nothing else is left."""
+    yield out
+    yield _spare(out)
+    with contextlib.suppress(FileNotFoundError):  # there may be none
+        yield Path(tempfile.gettempdir(), _spare(out).name)
 
 
 def _why(out: Path, error: OSError) -> str:
