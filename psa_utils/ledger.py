@@ -35,7 +35,7 @@ from typing import Any
 
 import filelock
 
-from . import accounting
+from . import accounting, paths
 
 VERSION = 1
 SLACK = 1e-9
@@ -258,7 +258,4 @@ def _write_private(path: Path, content: bytes) -> None:
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+    paths.sync(path.parent)

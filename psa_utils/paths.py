@@ -77,15 +77,15 @@ def atomic(target: Path, *, replace: bool = True) -> Iterator[Path]:
         if replace:
             temporary.replace(target)
         else:
-            _sync(temporary)
+            sync(temporary)
             _claim(temporary, target)
             with suppress(OSError):  # some network file systems refuse it for folders
-                _sync(target.parent)
+                sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Return when the file or folder is on the disk, not in a cache of it."""
     if path.is_dir() and os.name != "posix":
         return
