@@ -38,8 +38,8 @@ class Sweeps:
     def of(cls, profile: Profile, seed: int, lm: LM, behaviour: str) -> "Sweeps":
         """Read what notebook 01 kept; score on the first ``n_sweep`` test items, in the main format."""
         fmt = profile.formats[0]
-        raw = stages.extracted(profile, behaviour, fmt)
-        return cls(profile, seed, behaviour, fmt, raw, Bench(profile, lm, (), fmt)).on(profile.n_sweep)
+        bench = Bench(profile, lm, stages.items(profile, behaviour, "test")[: profile.n_sweep], fmt)
+        return cls(profile, seed, behaviour, fmt, stages.extracted(profile, behaviour, fmt), bench)
 
     def on(self, n: int | None) -> "Sweeps":
         """The same vectors, scored on the first ``n`` test items."""

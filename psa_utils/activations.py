@@ -3,7 +3,6 @@
 h_l is the output of decoder block l (0-based) at the answer's read token (paper, Section 3).
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -51,19 +50,14 @@ def differences(
     chosen = lm.check_layers(layers)
     if not pairs:
         raise ValueError("pairs is empty; give at least one contrastive pair")
-    rows, places = packing.branching(packing.rows_of(lm, pairs, fmt, template=template), batch_tokens)
+    rows, members = packing.branching(packing.rows_of(lm, pairs, fmt, template=template), batch_tokens)
     engine = Engine(lm, rows, batch_tokens=batch_tokens)
-    read = defaultdict(list)
-    for pair, (row, first) in enumerate(places):
-        read[row].append((pair, first))
     result = np.empty((len(pairs), len(chosen), lm.width), np.float32)
     with tqdm(total=len(pairs), desc="pairs", disable=None, leave=False) as bar, recording(lm, chosen) as hidden:
         for index, batch, _ in engine.hidden():
-            numbers, *where = zip(
-                *((pair, b, first) for b, row in enumerate(index) for pair, first in read[row]), strict=True
-            )
-            result[list(numbers)] = _differences(lm, [engine.rows[i] for i in index], *where, batch, hidden, fmt)
-            bar.update(len(numbers))
+            read = [pair for i in index for pair in members[i]]
+            result[read] = _differences(lm, [engine.rows[i] for i in index], batch, hidden, fmt)
+            bar.update(len(read))
     if finite:
         _check_finite(result, lm)
     return result
@@ -88,19 +82,13 @@ def read_tokens(lm: LM, pairs: Sequence[Item], *, fmt: str = "text", template: s
 
 
 def _differences(
-    lm: LM,
-    rows: Sequence[packing.Row],
-    which: Sequence[int],
-    firsts: Sequence[int],
-    batch: packing.Batch,
-    hidden: Mapping[int, Tensor],
-    fmt: str,
+    lm: LM, rows: Sequence[packing.Row], batch: packing.Batch, hidden: Mapping[int, Tensor], fmt: str
 ) -> np.ndarray:
-    """Pair j is answers ``firsts[j]`` and the next of row ``which[j]``."""
-    b = torch.tensor(which)
+    """Every two answers of a row are a pair."""
+    b = torch.tensor([i for i, row in enumerate(rows) for _ in row.answers[::2]])
     sides = []
     for side in (0, 1):
-        asked = [(rows[row], first + side) for row, first in zip(which, firsts, strict=True)]
+        asked = [(row, answer) for row in rows for answer in range(side, len(row.answers), 2)]
         columns = torch.tensor([packing.read_column(lm, row, answer, fmt) for row, answer in asked])
         _assert_read(asked, columns, batch.ids[b, columns])
         sides.append(torch.stack([layer[b, columns].float().cpu() for layer in hidden.values()], 1))

@@ -63,13 +63,16 @@ def measure(profile: Profile, lm: LM) -> pd.DataFrame:
     for layers in tqdm(windows(len(lm.blocks)), desc="windows", disable=None):
         trial = replace(profile, layers=layers)
         text = evaluate.TextScorer(lm, ordinary_text(), first=layers[0])
-        cells = [c for b in profile.behaviours for c in _trials(trial, lm, b, text)]
+        unsteered = text.score().mean()
+        cells = [c for b in profile.behaviours for c in _trials(trial, lm, b, text, unsteered)]
         mean = pd.DataFrame(cells).groupby("multiplier", as_index=False)[["gain", "loss"]].mean()
         rows.append(mean.assign(layers=f"{layers[0]}-{layers[-1]}"))
     return pd.concat(rows, ignore_index=True)[["layers", "multiplier", "gain", "loss"]]
 
 
-def _trials(profile: Profile, lm: LM, behaviour: str, text: evaluate.TextScorer) -> Iterator[dict[str, float]]:
+def _trials(
+    profile: Profile, lm: LM, behaviour: str, text: evaluate.TextScorer, unsteered: float
+) -> Iterator[dict[str, float]]:
     pairs = stages.items(profile, behaviour, "public")
     fmt = profile.formats[0]
     found = activations.differences(lm, pairs, layers=profile.layers, fmt=fmt)
@@ -78,11 +81,11 @@ def _trials(profile: Profile, lm: LM, behaviour: str, text: evaluate.TextScorer)
         vector = SteeringVectors(profile.layers, mechanism.rescale(mechanism.mean(found[half]), strength))
         held_out = [pairs[i] for i in np.flatnonzero(~half)]
         scorer = evaluate.Scorer(lm, held_out, fmt=fmt, first=profile.layers[0])
-        before, text_before = scorer.score().probability.mean(), text.score().mean()
+        before = scorer.score().probability.mean()
         for multiplier in MULTIPLIERS:
             with steering.apply(lm, vector, multiplier=multiplier):
                 gain = scorer.score().probability.mean() - before
-                loss = text_before - text.score().mean()
+                loss = unsteered - text.score().mean()
             yield {"multiplier": multiplier, "gain": gain, "loss": loss}
 
 

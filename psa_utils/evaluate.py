@@ -107,11 +107,6 @@ class TextScorer:
         return log_probabilities(self.engine, self.answers)[:, 0] / [len(a) for (a,) in self.answers]
 
 
-def text_log_probability(lm: LM, texts: Sequence[str]) -> np.ndarray:
-    """Score texts once; see :class:`TextScorer`."""
-    return TextScorer(lm, texts).score()
-
-
 Answers = Sequence[Sequence[int]]
 
 

@@ -76,23 +76,25 @@ def rows_of(lm: LM, items: Sequence[Item], fmt: str, *, template: str = "chat") 
     return rows
 
 
-def branching(rows: Sequence[Row], tokens: int) -> tuple[list[Row], list[tuple[int, int]]]:
-    """Put rows with the same prompt into one, up to ``tokens`` long; with each one's new row and first answer there.
+def branching(rows: Sequence[Row], tokens: int) -> tuple[list[Row], list[list[int]]]:
+    """Put rows with the same prompt into one, up to ``tokens`` long; with the numbers of those that went into each.
 
-    >>> merged, places = branching([Row((1, 2), ((7,),)), Row((3,), ((8,),)), Row((1, 2), ((9,), (5,)))], 100)
-    >>> merged[0].answers, places
-    (((7,), (9,), (5,)), [(0, 0), (1, 0), (0, 1)])
+    >>> merged, members = branching([Row((1, 2), ((7,),)), Row((3,), ((8,),)), Row((1, 2), ((9,),))], 100)
+    >>> merged[0].answers, members
+    (((7,), (9,)), [[0, 2], [1]])
     """
     merged: list[Row] = []
-    places, last = [], {}
-    for row in rows:
+    members: list[list[int]] = []
+    last: dict[tuple[int, ...], int] = {}
+    for i, row in enumerate(rows):
         at = last.get(row.prompt)
         if at is None or len(merged[at]) + len(row) - len(row.prompt) > tokens:
             at = last[row.prompt] = len(merged)
             merged.append(Row(row.prompt, ()))
-        places.append((at, len(merged[at].answers)))
+            members.append([])
         merged[at] = Row(row.prompt, merged[at].answers + row.answers)
-    return merged, places
+        members[at].append(i)
+    return merged, members
 
 
 def read_column(lm: LM, row: Row, answer: int, fmt: str) -> int:

@@ -61,13 +61,9 @@ def _log_probabilities(lm: LM, prompts: Sequence[Tokens], answers: Sequence[Toke
     values = np.full(len(answers), np.nan)
     written = [i for i, answer in enumerate(answers) if len(answer)]
     each = [packing.Row(tuple(prompts[i]), (tuple(answers[i]),)) for i in written]
-    rows, places = packing.branching(each, batch_tokens)
-    members = defaultdict(list)
-    for i, (row, _) in zip(written, places, strict=True):
-        members[row].append(i)
     by_count = defaultdict(list)  # rows that are scored together have equally many answers
-    for row, index in members.items():
-        by_count[len(index)].append((rows[row], index))
+    for row, members in zip(*packing.branching(each, batch_tokens), strict=True):
+        by_count[len(members)].append((row, [written[i] for i in members]))
     for several in by_count.values():
         equal, index = (list(part) for part in zip(*several, strict=True))
         passes = engine.Engine(lm, [row.inputs() for row in equal], batch_tokens=batch_tokens)

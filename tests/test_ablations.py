@@ -192,10 +192,10 @@ def test_fluency_is_what_a_text_loses_per_token(sweeps, smoke):
     variants = by_label(sweeps.strength(), method="PSA")[::3]
     costs = ablations.fluency(sweeps, "try", variants)
     text = ablations.calibrate.ordinary_text()[::2]
-    plain = evaluate.text_log_probability(smoke.lm, text).mean()
+    plain = evaluate.TextScorer(smoke.lm, text).score().mean()
     for variant, row in zip(variants, costs.itertuples(), strict=True):
         with steering.apply(smoke.lm, variant.vector, multiplier=variant.multiplier):
-            steered = evaluate.text_log_probability(smoke.lm, text).mean()
+            steered = evaluate.TextScorer(smoke.lm, text).score().mean()
         assert row.loss == pytest.approx(plain - steered, abs=1e-4)
         assert row.multiplier == variant.multiplier
     assert abs(costs.loss).min() > 1e-3, "the vector does something"

@@ -26,10 +26,10 @@ def test_gain_is_that_of_held_out_halves_and_loss_that_of_ordinary_text(tokenize
         mean = differences[half].mean(0)
         vector = SteeringVectors(layers, mean / np.linalg.norm(mean, axis=1, keepdims=True) * strength)
         held_out = [pair for pair, inside in zip(PAIRS, half, strict=True) if not inside]
-        plain = evaluate.score(lm, held_out).probability.mean(), evaluate.text_log_probability(lm, text).mean()
+        plain = evaluate.score(lm, held_out).probability.mean(), evaluate.TextScorer(lm, text).score().mean()
         with steering.apply(lm, vector, multiplier=0.5):
             gains.append(evaluate.score(lm, held_out).probability.mean() - plain[0])
-            losses.append(plain[1] - evaluate.text_log_probability(lm, text).mean())
+            losses.append(plain[1] - evaluate.TextScorer(lm, text).score().mean())
     assert (row.layers, row.multiplier) == ("2-6", 0.5)
     assert row.gain == pytest.approx(np.mean(gains), abs=1e-4)
     assert row.loss == pytest.approx(np.mean(losses), abs=1e-4)

@@ -50,7 +50,7 @@ def test_text_log_probability(llama):
     ids = llama.encode_answer(text)
     logp = llama.model(torch.tensor([ids])).logits[0].log_softmax(-1)
     plain = logp[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean().item()
-    assert evaluate.text_log_probability(llama, [text, "Short one."])[0] == pytest.approx(plain, abs=1e-4)
+    assert evaluate.TextScorer(llama, [text, "Short one."]).score()[0] == pytest.approx(plain, abs=1e-4)
 
 
 def test_no_items(llama):
